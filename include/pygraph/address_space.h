@@ -1,0 +1,65 @@
+// Addresses without memory: what stands in for inputs, outputs and internal memory while recording.
+//
+// Nothing executes during a capture, so its addresses need no storage behind them. They must exist,
+// though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved and
+// every 2 MiB of it is mapped to one and the same physical page. Recording a graph that works on
+// 30 GB costs 4 MiB.
+//
+// The pages serve a second purpose. While a new graph is verified they are filled with poison: an
+// address that PyGraph failed to relocate then reads garbage, which shows in the outputs, or writes
+// to the page, which untouched() sees. Nothing faults, because a GPU fault ends the process.
+// Floating-point stand-ins get a page of NaN; the others get small integers, which are garbage too,
+// but not wild when a kernel uses them as an index.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pygraph/recording.h"
+
+namespace pygraph {
+
+class AddressSpace {
+ public:
+  enum class Content : uint8_t { kFloating, kOther };
+
+  // Reserves `capacity` bytes of addresses on `device`, which must be current. `gap` bytes (a
+  // multiple of 512) are left free after each allocation; two recordings use different gaps, so
+  // that distances between buffers differ as well as addresses. Throws DriverError.
+  AddressSpace(const Driver& driver, int device, uint64_t capacity, uint64_t gap);
+  ~AddressSpace();
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  // An unused address that equals `low_bits` (below 512) modulo 512. Allowed while capturing.
+  // Throws DriverError with kOutOfMemory when the capacity is used up.
+  uint64_t allocate(uint64_t size, uint64_t low_bits, Content content);
+
+  Range range() const { return {base_, capacity_}; }
+  uint64_t mapped_bytes() const;
+
+  void poison();     // fills the pages; waits for the device
+  bool untouched();  // whether the pages still hold the poison; waits for the device
+
+ private:
+  struct Region {  // one half of the range, mapped to one page
+    uint64_t begin;
+    uint64_t next;    // first unused address
+    uint64_t mapped;  // end of what is mapped
+    abi::MemoryHandle page;
+    uint64_t poison;  // the 8-byte pattern
+  };
+
+  void release() noexcept;
+  void map_until(Region& region, uint64_t end);
+
+  const Driver& driver_;
+  int device_;
+  uint64_t capacity_;
+  uint64_t gap_;
+  uint64_t page_size_ = 0;
+  uint64_t base_ = 0;
+  std::vector<Region> regions_;  // by Content
+};
+
+}  // namespace pygraph

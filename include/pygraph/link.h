@@ -1,0 +1,67 @@
+// Linking: from two recordings of one computation, made at different addresses, to a graph whose
+// every address is known as (symbol + addend).
+//
+//   Recording A (addresses a_i) --+
+//                                 +-- match --> scan relocations --> plan memory --> LinkedGraph
+//   Recording B (addresses b_i) --+
+//
+// The terms are a linker's: a symbol is a piece of memory the graph refers to, a relocation a place
+// that holds the symbol's address plus an addend.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pygraph/recording.h"
+
+namespace pygraph {
+
+enum class SymbolKind : uint8_t {
+  kInput,     // known at each call
+  kOutput,    // known at each call: fresh memory
+  kInternal,  // a fixed place in the workspace, which graphs share
+  kRandom,    // seed and offset of a random-number generator: two 8-byte words, written per call
+};
+
+struct Symbol {
+  SymbolKind kind = SymbolKind::kInternal;
+  uint32_t slot = 0;              // which input, output, random state; unused for kInternal
+  uint64_t size = 0;              // bytes
+  uint32_t first = 0;             // lifetime in nodes, as in Allocation
+  uint32_t last = Allocation::kNever;
+  uint64_t address_a = 0;         // where it was in each recording
+  uint64_t address_b = 0;
+  uint64_t workspace_offset = 0;  // kInternal only: bytes from the workspace's start
+};
+
+struct Relocation {
+  uint32_t node = 0;    // index into Recording::nodes
+  uint32_t offset = 0;  // of the 8-byte word in the node's image
+  uint32_t symbol = 0;  // index into LinkedGraph::symbols
+  uint64_t addend = 0;
+};
+
+struct LinkedGraph {
+  Recording recording;  // the second one; its graph is the one to instantiate
+  std::vector<Symbol> symbols;
+  std::vector<Relocation> relocations;  // sorted by (node, offset)
+  uint64_t workspace_size = 0;          // bytes of internal memory during a launch
+  uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
+};
+
+// Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
+// explained, or if a node that must be updated cannot be.
+LinkedGraph link(const Driver& driver, const Recording& first, Recording second);
+
+// The steps of link(), in order; public for tests and tools.
+void match_recordings(const Recording& a, const Recording& b);
+void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked);
+void plan_memory(LinkedGraph& linked);
+
+// Symbols and relocations as text: one line per symbol, then one per relocated word.
+std::string link_map(const LinkedGraph& linked);
+// The graph in the DOT language, kernels labelled with the symbols they use.
+std::string to_dot(const LinkedGraph& linked);
+
+}  // namespace pygraph

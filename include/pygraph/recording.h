@@ -1,0 +1,109 @@
+// What one capture of a computation consists of: the graph's nodes with their parameter images, the
+// memory that was allocated meanwhile, and the addresses of the caller's inputs and outputs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pygraph/driver.h"
+
+namespace pygraph {
+
+// The graph cannot be relocated; what() says why, in words fit for a report. Not an error of the
+// program: the computation goes on uncaptured.
+class NotRelocatable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Range {
+  uint64_t address = 0;
+  uint64_t size = 0;  // bytes
+  bool contains(uint64_t other) const { return other - address < size; }
+};
+
+enum class NodeKind : uint8_t { kKernel, kMemcpy, kMemset, kChildGraph, kEmpty };
+
+struct Node {
+  CUgraphNode handle = nullptr;
+  NodeKind kind = NodeKind::kEmpty;
+  int parent = -1;        // index of the child-graph node this node is inside of, or -1
+  uint32_t position = 0;  // its top-level node's place in the order of creation
+
+  // Kernels only.
+  std::string name;
+  CUfunction function = nullptr;
+  CUkernel kernel = nullptr;
+  CUcontext context = nullptr;
+  std::array<unsigned, 3> grid{};
+  std::array<unsigned, 3> block{};
+  unsigned shared_memory_bytes = 0;
+  bool packed = false;        // the parameters came as one buffer (`extra`), not one by one
+  std::vector<Range> params;  // (offset in `image`, size) of each parameter, unless packed
+
+  // The bytes that hold addresses: a kernel's parameters, laid out as the driver lays them out, or
+  // the driver's parameter struct of a memcpy (abi::Memcpy3D) or memset (abi::MemsetNodeParams).
+  std::vector<std::byte> image;
+
+  // Offsets in `image` where an 8-byte address can stand.
+  std::vector<uint32_t> address_offsets() const;
+};
+
+struct Edge {
+  uint32_t from = 0;  // indices into Recording::nodes
+  uint32_t to = 0;
+  abi::EdgeData data{};
+  bool operator==(const Edge&) const = default;
+};
+
+// Memory that was allocated while recording. It is alive for node k if first <= k < last.
+struct Allocation {
+  static constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
+  uint64_t address = 0;
+  uint64_t size = 0;   // bytes
+  uint32_t first = 0;  // nodes captured when it was allocated
+  uint32_t last = kNever;  // nodes captured when it was freed; kNever: alive at the end
+};
+
+// Collects allocations in the order of their events.
+class AllocationLog {
+ public:
+  void allocate(uint64_t address, uint64_t size, uint32_t node_count);
+  void free(uint64_t address, uint32_t node_count);  // unknown addresses are ignored
+  const std::vector<Allocation>& allocations() const { return allocations_; }
+
+ private:
+  std::vector<Allocation> allocations_;
+};
+
+// A random-number generator as kernels see it during a capture: they hold the addresses of its seed
+// and of its offset (PyTorch's PhiloxCudaState), and advance it by `increment` in total.
+struct RandomState {
+  uint64_t seed_address = 0;
+  uint64_t offset_address = 0;
+  uint64_t increment = 0;
+};
+
+struct Recording {
+  std::vector<Node> nodes;  // in the order of creation; a child graph's nodes follow their parent
+  std::vector<Edge> edges;  // sorted by (from, to)
+  std::vector<Allocation> allocations;
+  std::vector<Range> inputs;      // by slot
+  std::vector<uint64_t> outputs;  // by slot: an address inside the allocation that backs it
+  std::vector<RandomState> random;
+  Range address_space;  // all stand-in addresses of this recording lie here
+};
+
+// Reads nodes and edges of `graph`, child graphs included. Throws NotRelocatable for a kind of node
+// that PyGraph does not understand, DriverError if the driver fails.
+Recording read_graph(const Driver& driver, CUgraph graph);
+
+// Points the nodes' handles at `clone`, a clone (cuGraphClone) of the graph they were read from.
+void retarget_nodes(const Driver& driver, Recording& recording, CUgraph clone);
+
+}  // namespace pygraph

@@ -1,0 +1,53 @@
+// A CUDA driver made of host memory, for tests and demonstrations on machines without a GPU.
+//
+// It implements the functions of the Driver table: capture (fork and join by events included),
+// graphs, executable graphs, updates, launches, virtual memory. Kernels are host functions over host
+// memory, so a relocated replay computes real results, and a wrong address really corrupts them.
+// Work executes at the call that enqueues it; timing and overlap are not simulated.
+//
+// What it claims about the driver is checked by running the same engine tests on a GPU.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pygraph/driver.h"
+
+namespace pygraph::simulator {
+
+// A kernel: its name, the sizes of its parameters in bytes (laid out with natural alignment), and
+// what one launch does. `params[i]` points to parameter i.
+struct Kernel {
+  std::string name;
+  std::vector<size_t> param_sizes;
+  std::function<void(void** params)> body;
+};
+
+// The simulated device of this process; at most one exists at a time. The driver's functions are
+// thread-safe, this class is not.
+class Simulator {
+ public:
+  Simulator();
+  ~Simulator();
+  Simulator(const Simulator&) = delete;
+  Simulator& operator=(const Simulator&) = delete;
+
+  const Driver& driver() const;
+
+  // Makes the kernel available to module_get_function by its name.
+  void add_kernel(Kernel kernel);
+
+  // Lets the `nth` call from now (1: the next) of a function, named as in cuda.h, fail with `code`.
+  void fail(const std::string& symbol, int nth, abi::Result code);
+
+  // Calls made so far of a function, named as in cuda.h.
+  int calls(const std::string& symbol) const;
+
+  // Graphs, executables, streams, events, modules, allocations and reservations not yet given back.
+  size_t live_objects() const;
+};
+
+}  // namespace pygraph::simulator

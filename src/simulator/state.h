@@ -1,0 +1,108 @@
+// The simulated driver's objects. Handles given to callers are pointers to these.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simulator/simulator.h"
+
+namespace pygraph::simulator {
+
+struct Function {
+  Kernel kernel;
+  std::vector<std::pair<size_t, size_t>> layout;  // (offset, size)
+  size_t image_size = 0;
+};
+
+struct SimulatedGraph;
+
+struct KernelState {
+  const Function* function = nullptr;
+  std::array<unsigned, 3> grid{};
+  std::array<unsigned, 3> block{};
+  unsigned shared_memory_bytes = 0;
+  bool packed = false;
+  std::vector<std::byte> image;
+  // Node-owned arrays that the getter hands out.
+  std::vector<void*> pointers;
+  std::array<void*, 5> extra{};
+  size_t packed_size = 0;
+};
+
+struct SimulatedNode {
+  int type = abi::kNodeEmpty;
+  KernelState kernel;
+  abi::Memcpy3D memcpy{};
+  abi::MemsetNodeParams memset{};
+  std::unique_ptr<SimulatedGraph> child;
+  SimulatedGraph* owner = nullptr;
+  const SimulatedNode* original = nullptr;  // in a clone: the node it was copied from
+};
+
+struct SimulatedGraph {
+  std::vector<std::unique_ptr<SimulatedNode>> nodes;
+  std::vector<std::pair<SimulatedNode*, SimulatedNode*>> edges;
+};
+
+struct SimulatedExec {
+  std::unique_ptr<SimulatedGraph> snapshot;
+  SimulatedNode* find(const SimulatedNode* original) const;
+};
+
+struct SimulatedStream {
+  SimulatedGraph* graph = nullptr;  // set while capturing
+  bool origin = false;              // whether begin_capture was called on this stream
+  bool invalidated = false;
+  std::vector<SimulatedNode*> frontier;  // what the next node depends on
+};
+
+struct SimulatedEvent {
+  SimulatedGraph* graph = nullptr;
+  std::vector<SimulatedNode*> frontier;
+};
+
+struct Page {
+  int file = -1;
+  size_t size = 0;
+};
+
+struct State {
+  std::recursive_mutex mutex;
+  std::map<std::string, std::unique_ptr<Function>> functions;
+  std::map<std::string, std::pair<int, abi::Result>> failures;
+  std::map<std::string, int> calls;
+  std::set<std::unique_ptr<SimulatedStream>> streams;
+  std::set<void*> objects;              // graphs, executables, events, modules owned by callers
+  std::map<uint64_t, size_t> memory;    // allocations
+  std::map<uint64_t, size_t> reserved;  // virtual addresses
+  std::map<abi::MemoryHandle, Page> pages;
+  abi::MemoryHandle next_page = 1;
+};
+
+State* current_state();  // null while no Simulator exists
+
+// Copies `source` and what it contains; `original` of each copy names its source.
+std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
+void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);
+void run_node(const SimulatedNode& node);
+void run_graph(const SimulatedGraph& graph);
+
+// Either runs the node now or, if the stream captures, appends it. Takes what `node` holds.
+abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node);
+
+// One function per member of Driver, named like it.
+namespace functions {
+#define PYGRAPH_DECLARE(member, symbol, version, ...) abi::Result member(__VA_ARGS__);
+PYGRAPH_DRIVER_FUNCTIONS(PYGRAPH_DECLARE)
+#undef PYGRAPH_DECLARE
+}  // namespace functions
+
+}  // namespace pygraph::simulator

@@ -1,0 +1,235 @@
+// Streams, events, capture, modules and kernel launches of the simulated driver.
+#include <algorithm>
+
+#include "simulator/state.h"
+
+namespace pygraph::simulator {
+namespace {
+
+SimulatedStream* as_stream(CUstream stream) { return reinterpret_cast<SimulatedStream*>(stream); }
+SimulatedEvent* as_event(CUevent event) { return reinterpret_cast<SimulatedEvent*>(event); }
+
+void join(std::vector<SimulatedNode*>& frontier, const std::vector<SimulatedNode*>& other) {
+  for (SimulatedNode* node : other) {
+    if (std::find(frontier.begin(), frontier.end(), node) == frontier.end()) {
+      frontier.push_back(node);
+    }
+  }
+}
+
+// Every node must lead to what the origin stream saw last, else a forked stream never came back.
+bool is_joined(const SimulatedGraph& graph, const std::vector<SimulatedNode*>& frontier) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& node) {
+    const auto leaves_node = [&](const auto& edge) { return edge.first == node.get(); };
+    return std::any_of(graph.edges.begin(), graph.edges.end(), leaves_node) ||
+           std::find(frontier.begin(), frontier.end(), node.get()) != frontier.end();
+  });
+}
+
+}  // namespace
+
+abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node) {
+  SimulatedStream* target = as_stream(stream);
+  if (target == nullptr || target->graph == nullptr) {
+    run_node(*node);
+    return abi::kSuccess;
+  }
+  if (target->invalidated) return abi::kCaptureInvalidated;
+  node->owner = target->graph;
+  for (SimulatedNode* before : target->frontier) {
+    target->graph->edges.emplace_back(before, node.get());
+  }
+  target->frontier = {node.get()};
+  target->graph->nodes.push_back(std::move(node));
+  return abi::kSuccess;
+}
+
+namespace functions {
+
+abi::Result driver_get_version(int* version) {
+  *version = 13000;
+  return abi::kSuccess;
+}
+
+abi::Result init(unsigned /*flags*/) { return abi::kSuccess; }
+
+abi::Result get_error_name(abi::Result code, const char** name) {
+  *name = code == abi::kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+  return abi::kSuccess;
+}
+
+abi::Result device_get(int* device, int ordinal) {
+  *device = ordinal;
+  return abi::kSuccess;
+}
+
+abi::Result primary_context_retain(CUcontext* context, int /*device*/) {
+  *context = reinterpret_cast<CUcontext>(current_state());
+  return abi::kSuccess;
+}
+
+abi::Result context_set_current(CUcontext /*context*/) { return abi::kSuccess; }
+
+abi::Result context_get_current(CUcontext* context) {
+  *context = reinterpret_cast<CUcontext>(current_state());
+  return abi::kSuccess;
+}
+
+abi::Result context_synchronize() { return abi::kSuccess; }
+
+abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
+  auto created = std::make_unique<SimulatedStream>();
+  *stream = reinterpret_cast<CUstream>(created.get());
+  current_state()->streams.insert(std::move(created));
+  return abi::kSuccess;
+}
+
+abi::Result stream_destroy(CUstream stream) {
+  auto& streams = current_state()->streams;
+  const auto it = std::find_if(streams.begin(), streams.end(), [&](const auto& owned) {
+    return owned.get() == as_stream(stream);
+  });
+  if (it == streams.end()) return abi::kInvalidValue;
+  streams.erase(it);
+  return abi::kSuccess;
+}
+
+abi::Result stream_synchronize(CUstream stream) {
+  if (as_stream(stream) == nullptr || as_stream(stream)->graph == nullptr) return abi::kSuccess;
+  as_stream(stream)->invalidated = true;
+  return abi::kCaptureUnsupported;
+}
+
+abi::Result stream_wait_event(CUstream stream, CUevent event, unsigned /*flags*/) {
+  if (as_event(event)->graph == nullptr) return abi::kSuccess;
+  as_stream(stream)->graph = as_event(event)->graph;
+  join(as_stream(stream)->frontier, as_event(event)->frontier);
+  return abi::kSuccess;
+}
+
+abi::Result stream_is_capturing(CUstream stream, int* status) {
+  const SimulatedStream* target = as_stream(stream);
+  *status = target == nullptr || target->graph == nullptr ? abi::kCaptureStatusNone
+            : target->invalidated                         ? abi::kCaptureStatusInvalidated
+                                                          : abi::kCaptureStatusActive;
+  return abi::kSuccess;
+}
+
+abi::Result stream_begin_capture(CUstream stream, int /*mode*/) {
+  if (as_stream(stream) == nullptr) return abi::kCaptureUnsupported;  // the legacy stream
+  if (as_stream(stream)->graph != nullptr) return abi::kIllegalState;
+  as_stream(stream)->graph = new SimulatedGraph;
+  as_stream(stream)->origin = true;
+  return abi::kSuccess;
+}
+
+abi::Result stream_end_capture(CUstream stream, CUgraph* graph) {
+  *graph = nullptr;
+  SimulatedStream* origin = as_stream(stream);
+  if (origin->graph == nullptr || !origin->origin) return abi::kIllegalState;
+  SimulatedGraph* captured = origin->graph;
+  const bool invalidated = origin->invalidated;
+  const bool joined = is_joined(*captured, origin->frontier);
+  for (const auto& other : current_state()->streams) {
+    if (other->graph == captured) *other = {};
+  }
+  if (invalidated || !joined) {
+    delete captured;
+    return invalidated ? abi::kCaptureInvalidated : abi::kCaptureUnjoined;
+  }
+  current_state()->objects.insert(captured);
+  *graph = reinterpret_cast<CUgraph>(captured);
+  return abi::kSuccess;
+}
+
+abi::Result stream_get_capture_info(CUstream stream, int* status, uint64_t* /*id*/, CUgraph* graph,
+                                    const CUgraphNode** /*dependencies*/,
+                                    const abi::EdgeData** /*data*/, size_t* /*count*/) {
+  stream_is_capturing(stream, status);
+  if (graph != nullptr) *graph = reinterpret_cast<CUgraph>(as_stream(stream)->graph);
+  return abi::kSuccess;
+}
+
+abi::Result thread_exchange_capture_mode(int* /*mode*/) { return abi::kSuccess; }
+
+abi::Result event_create(CUevent* event, unsigned /*flags*/) {
+  auto* created = new SimulatedEvent;
+  current_state()->objects.insert(created);
+  *event = reinterpret_cast<CUevent>(created);
+  return abi::kSuccess;
+}
+
+abi::Result event_record(CUevent event, CUstream stream) {
+  *as_event(event) = {};
+  if (as_stream(stream) != nullptr && as_stream(stream)->graph != nullptr) {
+    *as_event(event) = {as_stream(stream)->graph, as_stream(stream)->frontier};
+  }
+  return abi::kSuccess;
+}
+
+abi::Result event_destroy(CUevent event) {
+  if (current_state()->objects.erase(event) == 0) return abi::kInvalidValue;
+  delete as_event(event);
+  return abi::kSuccess;
+}
+
+abi::Result function_get_param_info(CUfunction function, size_t index, size_t* offset,
+                                    size_t* size) {
+  const auto& layout = reinterpret_cast<const Function*>(function)->layout;
+  if (index >= layout.size()) return abi::kInvalidValue;
+  *offset = layout[index].first;
+  *size = layout[index].second;
+  return abi::kSuccess;
+}
+
+abi::Result function_get_name(const char** name, CUfunction function) {
+  *name = reinterpret_cast<const Function*>(function)->kernel.name.c_str();
+  return abi::kSuccess;
+}
+
+abi::Result kernel_get_function(CUfunction* /*function*/, CUkernel /*kernel*/) {
+  return abi::kNotSupported;
+}
+
+abi::Result module_load_data(CUmodule* module, const void* /*image*/) {
+  auto* created = new char;
+  current_state()->objects.insert(created);
+  *module = reinterpret_cast<CUmodule>(created);
+  return abi::kSuccess;
+}
+
+abi::Result module_get_function(CUfunction* function, CUmodule /*module*/, const char* name) {
+  const auto found = current_state()->functions.find(name);
+  if (found == current_state()->functions.end()) return abi::kNotFound;
+  *function = reinterpret_cast<CUfunction>(found->second.get());
+  return abi::kSuccess;
+}
+
+abi::Result module_unload(CUmodule module) {
+  if (current_state()->objects.erase(module) == 0) return abi::kInvalidValue;
+  delete reinterpret_cast<char*>(module);
+  return abi::kSuccess;
+}
+
+abi::Result launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                          CUstream stream, void** params, void** extra) {
+  abi::KernelNodeParams node_params{};
+  node_params.func = function;
+  node_params.grid[0] = grid_x;
+  node_params.grid[1] = grid_y;
+  node_params.grid[2] = grid_z;
+  node_params.block[0] = block_x;
+  node_params.block[1] = block_y;
+  node_params.block[2] = block_z;
+  node_params.shared_memory_bytes = shared;
+  node_params.kernel_params = params;
+  node_params.extra = extra;
+  auto node = std::make_unique<SimulatedNode>();
+  node->type = abi::kNodeKernel;
+  set_kernel_params(node->kernel, node_params);
+  return enqueue(stream, std::move(node));
+}
+
+}  // namespace functions
+}  // namespace pygraph::simulator

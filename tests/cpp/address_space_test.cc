@@ -1,0 +1,68 @@
+#include "pygraph/address_space.h"
+
+#include "test_device.h"
+
+namespace pygraph::testing {
+namespace {
+
+using Content = AddressSpace::Content;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+class AddressSpaceTest : public DeviceTest {};
+
+TEST_F(AddressSpaceTest, AddressesKeepTheRequestedLowBits) {
+  AddressSpace space(driver, 0, 64 * kMiB, 512);
+  for (const uint64_t low_bits : {0, 4, 16, 256, 511}) {
+    EXPECT_EQ(space.allocate(1000, low_bits, Content::kFloating) % 512, low_bits);
+  }
+}
+
+TEST_F(AddressSpaceTest, AllocationsDoNotTouchEachOther) {
+  AddressSpace space(driver, 0, 64 * kMiB, 1536);
+  const uint64_t first = space.allocate(512, 0, Content::kOther);
+  const uint64_t second = space.allocate(512, 0, Content::kOther);
+  EXPECT_GE(second, first + 512 + 1536);
+}
+
+TEST_F(AddressSpaceTest, HugeAllocationsCostNoMemory) {
+  size_t before = 0;
+  size_t after = 0;
+  size_t total = 0;
+  driver.memory_get_info(&before, &total);
+  AddressSpace space(driver, 0, 1024 * kMiB, 512);
+  space.allocate(400 * kMiB, 0, Content::kFloating);
+  EXPECT_GE(space.mapped_bytes(), 400 * kMiB);
+  driver.memory_get_info(&after, &total);
+  EXPECT_LE(before - after, 16 * kMiB);
+}
+
+TEST_F(AddressSpaceTest, RefusesMoreThanItsCapacity) {
+  AddressSpace space(driver, 0, 16 * kMiB, 512);
+  try {
+    space.allocate(9 * kMiB, 0, Content::kFloating);
+    FAIL() << "should have thrown";
+  } catch (const DriverError& error) {
+    EXPECT_EQ(error.code(), abi::kOutOfMemory);
+  }
+}
+
+TEST_F(AddressSpaceTest, PoisonedFloatsReadAsNan) {
+  AddressSpace space(driver, 0, 64 * kMiB, 512);
+  const uint64_t address = space.allocate(4096, 0, Content::kFloating);
+  space.poison();
+  for (const float value : device.read_floats(address, 16)) EXPECT_NE(value, value);
+}
+
+TEST_F(AddressSpaceTest, AWriteThroughAnyAddressIsSeen) {
+  AddressSpace space(driver, 0, 64 * kMiB, 512);
+  space.allocate(8 * kMiB, 0, Content::kOther);
+  const uint64_t address = space.allocate(4096, 0, Content::kOther);
+  space.poison();
+  EXPECT_TRUE(space.untouched());
+  const float value = 7;
+  device.write_bytes(address, &value, sizeof value);
+  EXPECT_FALSE(space.untouched());
+}
+
+}  // namespace
+}  // namespace pygraph::testing

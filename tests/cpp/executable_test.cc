@@ -1,0 +1,206 @@
+#include "pygraph/executable.h"
+
+#include <thread>
+
+#include "test_device.h"
+
+namespace pygraph::testing {
+namespace {
+
+constexpr unsigned kCount = 256;
+constexpr uint64_t kBytes = kCount * sizeof(float);
+
+class ExecutableTest : public DeviceTest {
+ protected:
+  // result = ((input + 1) + input) + 3, through two internal buffers.
+  std::unique_ptr<ExecutableGraph> three_steps() {
+    TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+      const uint64_t first = s.pool.allocate(kBytes);
+      device.add_constant(s.stream, first, s.inputs[0], kCount, 1);
+      const uint64_t second = s.pool.allocate(kBytes);
+      device.add(s.stream, second, first, s.inputs[0], kCount);
+      s.pool.free(first);
+      const uint64_t result = s.pool.allocate(kBytes);
+      device.add_constant_packed(s.stream, result, second, kCount, 3);
+      s.pool.free(second);
+      return std::vector{result};
+    });
+    LinkedGraph linked = recordings.link(driver);
+    return std::make_unique<ExecutableGraph>(driver, std::move(recordings.graph),
+                                             std::move(linked));
+  }
+  uint64_t filled(float value) { return device.floats(std::vector<float>(kCount, value)); }
+  void expect_all(uint64_t address, float value) {
+    EXPECT_EQ(device.read_floats(address, kCount), std::vector<float>(kCount, value));
+  }
+};
+
+TEST_F(ExecutableTest, ReplaysOnOtherBuffersAndKeepsEarlierResults) {
+  const auto graph = three_steps();
+  const uint64_t workspace = device.allocate(graph->linked().workspace_size);
+  std::vector<uint64_t> results;
+  for (int i = 0; i < 8; ++i) {
+    const uint64_t input = filled(static_cast<float>(i));
+    results.push_back(filled(-1));
+    const uint64_t addresses[] = {input, results.back(), workspace};
+    graph->bind(addresses);
+    graph->launch(stream.get());
+  }
+  for (int i = 0; i < 8; ++i) expect_all(results[i], static_cast<float>(2 * i + 4));
+}
+
+TEST_F(ExecutableTest, OnlyNodesWithChangedAddressesAreTouched) {
+  const auto graph = three_steps();
+  const uint64_t workspace = device.allocate(graph->linked().workspace_size);
+  const uint64_t input = filled(1);
+  const uint64_t addresses[] = {input, filled(0), workspace};
+  graph->bind(addresses);
+  EXPECT_EQ(graph->bind(addresses), 0);
+  const uint64_t other_output[] = {input, filled(0), workspace};
+  EXPECT_EQ(graph->bind(other_output), 1);  // one node writes the output
+  const uint64_t other_input[] = {filled(2), other_output[1], workspace};
+  EXPECT_EQ(graph->bind(other_input), 2);  // two nodes read the input
+  graph->launch(stream.get());
+  expect_all(other_output[1], 8);
+}
+
+TEST_F(ExecutableTest, TheWorkspaceCanMove) {
+  const auto graph = three_steps();
+  const uint64_t input = filled(1);
+  const uint64_t output = filled(0);
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t addresses[] = {input, output, device.allocate(graph->linked().workspace_size)};
+    graph->bind(addresses);
+    graph->launch(stream.get());
+    expect_all(output, 6);
+  }
+}
+
+TEST_F(ExecutableTest, CopiesAndFillsFollowTheirBuffers) {
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(2 * kBytes);
+    PYGRAPH_CHECK(driver, copy_on_device_async(result, s.inputs[0], kBytes, s.stream));
+    PYGRAPH_CHECK(driver, memset_d8_async(result + kBytes, 0, kBytes, s.stream));
+    return std::vector{result};
+  });
+  LinkedGraph linked = recordings.link(driver);
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  for (const float value : {5.0F, 6.0F}) {
+    const uint64_t output = device.floats(std::vector<float>(2 * kCount, -1));
+    const uint64_t addresses[] = {filled(value), output, 0};
+    graph.bind(addresses);
+    graph.launch(stream.get());
+    expect_all(output, value);
+    expect_all(output + kBytes, 0);
+  }
+}
+
+TEST_F(ExecutableTest, ForkedStreamsReplayInTheirOrder) {
+  const Stream side = create_stream(driver);
+  const Event fork = create_event(driver);
+  const Event joined = create_event(driver);
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t left = s.pool.allocate(kBytes);
+    const uint64_t right = s.pool.allocate(kBytes);
+    const uint64_t result = s.pool.allocate(kBytes);
+    PYGRAPH_CHECK(driver, event_record(fork.get(), s.stream));
+    PYGRAPH_CHECK(driver, stream_wait_event(side.get(), fork.get(), 0));
+    device.add_constant(s.stream, left, s.inputs[0], kCount, 1);
+    device.add_constant(side.get(), right, s.inputs[0], kCount, 2);
+    PYGRAPH_CHECK(driver, event_record(joined.get(), side.get()));
+    PYGRAPH_CHECK(driver, stream_wait_event(s.stream, joined.get(), 0));
+    device.add(s.stream, result, left, right, kCount);
+    s.pool.free(left);
+    s.pool.free(right);
+    return std::vector{result};
+  });
+  LinkedGraph linked = recordings.link(driver);
+  EXPECT_EQ(linked.workspace_size, 2 * kBytes);
+  const uint64_t workspace = device.allocate(linked.workspace_size);
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  for (const float value : {1.0F, 10.0F}) {
+    const uint64_t output = filled(-1);
+    const uint64_t addresses[] = {filled(value), output, workspace};
+    graph.bind(addresses);
+    graph.launch(stream.get());
+    expect_all(output, 2 * value + 3);
+  }
+}
+
+// A graph launched while capturing becomes a child graph node.
+TEST_F(ExecutableTest, NodesOfAChildGraphAreRelocated) {
+  Graph inner;
+  GraphExec inner_exec;
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(kBytes);
+    const Stream other = create_stream(driver);
+    PYGRAPH_CHECK(driver, stream_begin_capture(other.get(), abi::kCaptureModeThreadLocal));
+    device.add_constant(other.get(), result, s.inputs[0], kCount, 4);
+    device.add_constant(other.get(), result, result, kCount, 5);
+    CUgraph raw = nullptr;
+    PYGRAPH_CHECK(driver, stream_end_capture(other.get(), &raw));
+    inner = Graph(driver, raw);
+    CUgraphExec exec = nullptr;
+    abi::InstantiateParams params{};
+    PYGRAPH_CHECK(driver, graph_instantiate(&exec, raw, &params));
+    inner_exec = GraphExec(driver, exec);
+    PYGRAPH_CHECK(driver, graph_launch(exec, s.stream));
+    return std::vector{result};
+  });
+  LinkedGraph linked = recordings.link(driver);
+  ASSERT_EQ(linked.recording.nodes[0].kind, NodeKind::kChildGraph);
+  ASSERT_EQ(linked.recording.nodes.size(), 3);
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  for (const float value : {1.0F, 2.0F}) {
+    const uint64_t output = filled(-1);
+    const uint64_t addresses[] = {filled(value), output, 0};
+    graph.bind(addresses);
+    graph.launch(stream.get());
+    expect_all(output, value + 9);
+  }
+}
+
+TEST_F(ExecutableTest, ARefusedUpdateIsNeverLaunchedAndTheNextBindRecovers) {
+  if (!device.is_simulated()) GTEST_SKIP() << "needs failure injection";
+  const auto graph = three_steps();
+  const uint64_t workspace = device.allocate(graph->linked().workspace_size);
+  const uint64_t output = filled(0);
+  const uint64_t addresses[] = {filled(1), output, workspace};
+  graph->bind(addresses);
+  device.simulator().fail("cuGraphExecKernelNodeSetParams", 2, abi::kInvalidValue);
+  const uint64_t moved[] = {filled(5), output, workspace};
+  EXPECT_THROW(graph->bind(moved), DriverError);
+  EXPECT_THROW(graph->launch(stream.get()), std::logic_error);
+  graph->bind(moved);
+  graph->launch(stream.get());
+  expect_all(output, 14);
+}
+
+TEST_F(ExecutableTest, GraphsOfSeveralThreadsAreIndependent) {
+  std::vector<std::unique_ptr<ExecutableGraph>> graphs;
+  std::vector<std::vector<uint64_t>> addresses;
+  for (int t = 0; t < 3; ++t) {
+    graphs.push_back(three_steps());
+    addresses.push_back({filled(static_cast<float>(t)), filled(0),
+                         device.allocate(graphs.back()->linked().workspace_size)});
+  }
+  CUcontext context = nullptr;
+  PYGRAPH_CHECK(driver, context_get_current(&context));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      PYGRAPH_CHECK(driver, context_set_current(context));
+      const Stream own = create_stream(driver);
+      for (int i = 0; i < 100; ++i) {
+        graphs[t]->bind(addresses[t]);
+        graphs[t]->launch(own.get());
+      }
+      PYGRAPH_CHECK(driver, stream_synchronize(own.get()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int t = 0; t < 3; ++t) expect_all(addresses[t][1], static_cast<float>(2 * t + 4));
+}
+
+}  // namespace
+}  // namespace pygraph::testing

@@ -1,0 +1,93 @@
+// Every driver call that recording and replaying make is made to fail once, each time it is made:
+// the failure must come out as an exception and nothing may be left behind.
+#include <map>
+
+#include "test_device.h"
+
+namespace pygraph::testing {
+namespace {
+
+constexpr unsigned kCount = 64;
+constexpr uint64_t kBytes = kCount * sizeof(float);
+
+const char* const kSymbols[] = {
+#define PYGRAPH_SYMBOL(member, symbol, version, ...) symbol,
+    PYGRAPH_DRIVER_FUNCTIONS(PYGRAPH_SYMBOL)
+#undef PYGRAPH_SYMBOL
+};
+
+class FailureTest : public DeviceTest {
+ protected:
+  void SetUp() override {
+    if (!device.is_simulated()) GTEST_SKIP() << "needs failure injection";
+    input = device.floats(std::vector<float>(kCount, 1));
+    output = device.floats(std::vector<float>(kCount, 0));
+  }
+  void record_and_replay() {
+    const Buffer buffers[] = {{kBytes}, {kBytes}};
+    const auto graph = record(driver, 0, buffers, [&](CUstream s, auto addresses) {
+      device.add_constant(s, addresses[1], addresses[0], kCount, 1);
+      PYGRAPH_CHECK(driver, copy_on_device_async(addresses[0], addresses[1], kBytes, s));
+      PYGRAPH_CHECK(driver, memset_d8_async(addresses[0], 0, kBytes, s));
+    });
+    const uint64_t addresses[] = {input, output, 0};
+    graph->bind(addresses);
+    const uint64_t swapped[] = {output, input, 0};
+    graph->bind(swapped);
+    graph->launch(stream.get());
+  }
+  // Calls whose failure the engine answers by itself: clean-up, which must not throw, and the
+  // driver's way of saying "no more parameters".
+  static bool is_tolerated(const std::string& symbol) {
+    for (const char* word : {"Destroy", "Unmap", "Release", "AddressFree", "ExchangeStreamCapture",
+                             "GetErrorName", "GetParamInfo"}) {
+      if (symbol.find(word) != std::string::npos) return true;
+    }
+    return false;
+  }
+  uint64_t input = 0;
+  uint64_t output = 0;
+};
+
+TEST_F(FailureTest, EveryCallMayFailAndNothingIsLeftBehind) {
+  std::map<std::string, int> calls;  // that one run makes
+  for (const char* symbol : kSymbols) calls[symbol] = -device.simulator().calls(symbol);
+  record_and_replay();
+  for (const char* symbol : kSymbols) calls[symbol] += device.simulator().calls(symbol);
+  int injected = 0;
+  for (const char* symbol : kSymbols) {
+    if (is_tolerated(symbol)) continue;
+    for (int nth = 1; nth <= calls[symbol]; ++nth) {
+      const size_t live = device.simulator().live_objects();
+      device.simulator().fail(symbol, nth, abi::kOutOfMemory);
+      EXPECT_THROW(record_and_replay(), DriverError) << symbol << ", call " << nth;
+      EXPECT_EQ(device.simulator().live_objects(), live) << symbol << ", call " << nth;
+      ++injected;
+    }
+  }
+  EXPECT_GT(injected, 50);
+  record_and_replay();
+}
+
+TEST_F(FailureTest, AKernelWithoutParameterInfoIsNotReplayedWrongly) {
+  device.simulator().fail("cuFuncGetParamInfo", 1, abi::kInvalidValue);
+  EXPECT_THROW(record_and_replay(), NotRelocatable);
+}
+
+TEST_F(FailureTest, OnlySomeErrorsEndTheProcess) {
+  EXPECT_TRUE(DriverError("", 700).sticky());
+  EXPECT_FALSE(DriverError("", abi::kOutOfMemory).sticky());
+  EXPECT_FALSE(DriverError("", abi::kCaptureInvalidated).sticky());
+}
+
+TEST(DriverTest, AMissingDriverIsAnExceptionWithTheReason) {
+  try {
+    cuda_driver();
+    GTEST_SKIP() << "this machine has a driver";
+  } catch (const DriverError& error) {
+    EXPECT_NE(std::string(error.what()).find("libcuda.so.1"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace pygraph::testing
