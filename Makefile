@@ -1,0 +1,73 @@
+# make run    the main job: three real models through PyGraph, and the engine at work
+# make test   every test that this machine can run
+#
+# Both set up what they need in .venv (PyTorch is several GB). Where PyTorch is installed already and
+# there is no network: make run PYTHON=python3 SETUP=none
+PYTHON ?= python3
+SETUP ?= venv
+
+ifeq ($(SETUP),none)
+  PY := $(PYTHON)
+  READY :=
+else
+  PY := .venv/bin/python
+  READY := .venv/ready
+  export PATH := $(CURDIR)/.venv/bin:$(PATH)
+endif
+SITE := build/site
+SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.toml -type f -not -name '*.pyc')
+export PYTHONPATH := $(CURDIR)/$(SITE)
+GENERATOR := $(if $(shell command -v ninja),-G Ninja)
+
+.PHONY: run test test-engine test-python sanitize lint format bench clean
+
+run: $(SITE)/ready build/engine/ready
+	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
+
+test: test-engine test-python
+
+test-engine: build/engine/ready
+	ctest --test-dir build/engine --output-on-failure -j 2
+
+test-python: $(SITE)/ready
+	$(PY) -m pytest tests
+
+# The engine's tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+sanitize: $(READY)
+	cmake -S . -B build/asan $(GENERATOR) -DPYGRAPH_SANITIZE=address,undefined
+	cmake --build build/asan && ctest --test-dir build/asan --output-on-failure -j 2
+	cmake -S . -B build/tsan $(GENERATOR) -DPYGRAPH_SANITIZE=thread
+	cmake --build build/tsan && ctest --test-dir build/tsan --output-on-failure -j 2
+
+lint: $(READY) build/engine/ready
+	clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
+	clang-tidy -p build/engine --quiet $$(git ls-files 'src/*.cc' 'examples/*.cc')
+	$(PY) -m ruff format --check . && $(PY) -m ruff check .
+	MYPYPATH=python $(PY) -m mypy
+
+format: $(READY)
+	clang-format -i $$(git ls-files '*.cc' '*.h')
+	$(PY) -m ruff format . && $(PY) -m ruff check --fix .
+
+bench: $(SITE)/ready
+	$(PY) -m benchmarks.run
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install "torch==2.11.*" torchvision rich pytest ruff mypy transformers timm \
+	  numpy ninja cmake "scikit-build-core>=0.10"
+	touch $@
+
+# The package, installed beside the sources so that its backend is found by name.
+$(SITE)/ready: $(READY) $(SOURCES)
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --upgrade --target $(SITE) .
+	touch $@
+
+build/engine/ready: $(READY) $(SOURCES) $(shell find tests/cpp examples/cpp -type f)
+	cmake -S . -B build/engine $(GENERATOR) $(ENGINE_FLAGS)
+	cmake --build build/engine
+	touch $@
+
+clean:
+	rm -rf build

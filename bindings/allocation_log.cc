@@ -1,0 +1,76 @@
+#include "allocation_log.h"
+
+#include <c10/core/Allocator.h>
+
+namespace pygraph {
+namespace {
+
+thread_local AddressSpace* t_space = nullptr;
+
+class Observer : public c10::MemoryReportingInfoBase {
+ public:
+  Observer(const Driver& driver, CUstream stream, Range range, std::shared_ptr<AllocationLog> log)
+      : driver_(driver), stream_(stream), range_(range), log_(std::move(log)) {}
+
+  // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
+  void reportMemoryUsage(void* pointer, int64_t size, size_t /*total_allocated*/,
+                         size_t /*total_reserved*/, c10::Device /*device*/) override {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    if (!range_.contains(address)) return;
+    if (size > 0) {
+      log_->allocate(address, static_cast<uint64_t>(size), count_nodes());
+    } else {
+      log_->free(address, count_nodes());
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+ private:
+  uint32_t count_nodes() {
+    int status = 0;
+    CUgraph graph = nullptr;
+    size_t count = 0;
+    if (driver_.stream_get_capture_info(stream_, &status, nullptr, &graph, nullptr, nullptr,
+                                        nullptr) == abi::kSuccess &&
+        status == abi::kCaptureStatusActive &&
+        driver_.graph_get_nodes(graph, nullptr, &count) == abi::kSuccess) {
+      node_count_ = static_cast<uint32_t>(count);
+    }
+    return node_count_;  // outside the capture: as many as there were
+  }
+
+  const Driver& driver_;
+  CUstream stream_;
+  Range range_;
+  std::shared_ptr<AllocationLog> log_;
+  uint32_t node_count_ = 0;
+};
+
+}  // namespace
+
+AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space)
+    : log_(std::make_shared<AllocationLog>()),
+      guard_(c10::DebugInfoKind::PROFILER_STATE,
+             std::make_shared<Observer>(driver, stream, space.range(), log_)) {
+  t_space = &space;
+}
+
+AllocationScope::~AllocationScope() { t_space = nullptr; }
+
+}  // namespace pygraph
+
+void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
+  if (pygraph::t_space == nullptr) return nullptr;
+  try {
+    using Content = pygraph::AddressSpace::Content;
+    return reinterpret_cast<void*>(
+        pygraph::t_space->allocate(static_cast<uint64_t>(size), 0, Content::kOther));
+  } catch (const pygraph::DriverError&) {
+    return nullptr;  // PyTorch turns this into its OutOfMemoryError
+  }
+}
+
+void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/,
+                         CUstream /*stream*/) {
+  // The addresses go back all at once, with their AddressSpace.
+}

@@ -1,0 +1,163 @@
+#include "arguments.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "pygraph/recording.h"
+
+namespace pygraph {
+namespace {
+
+uint64_t address_of(const at::Tensor& tensor) {
+  return reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
+}
+
+// What libraries distinguish: vectorised copies and cuBLAS look at up to 16 and 256 bytes.
+uint64_t alignment_class(uint64_t address) {
+  const uint64_t low_bit = address == 0 ? 256 : uint64_t{1} << std::countr_zero(address);
+  if (low_bit >= 256) return 256;
+  return low_bit >= 16 ? 16 : low_bit;
+}
+
+uint64_t extent_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  uint64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  return (last + 1) * tensor.itemsize();
+}
+
+[[noreturn]] void unsupported(Py_ssize_t position, const std::string& what) {
+  throw NotRelocatable("argument " + std::to_string(position) + " is " + what);
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.has_storage();
+}
+
+Argument describe_tensor(const at::Tensor& tensor, Py_ssize_t position, c10::Device device) {
+  if (!tensor.device().is_cuda()) {
+    unsupported(position, "a tensor on the " + tensor.device().str() +
+                              ", whose value a kernel would keep for ever");
+  }
+  if (tensor.device() != device) unsupported(position, "on another device");
+  if (!is_plain(tensor)) unsupported(position, "not a plain strided tensor");
+  Argument argument;
+  argument.kind = tensor.numel() == 0 ? ArgumentKind::kEmptyTensor : ArgumentKind::kTensor;
+  argument.dtype = tensor.scalar_type();
+  argument.sizes = tensor.sizes().vec();
+  argument.strides = tensor.strides().vec();
+  argument.extent = extent_of(tensor);
+  if (argument.kind == ArgumentKind::kTensor) {
+    argument.alignment = alignment_class(address_of(tensor));
+  }
+  return argument;
+}
+
+}  // namespace
+
+const at::Tensor& unpack_tensor(PyObject* object) { return THPVariable_Unpack(object); }
+
+bool is_generator(PyObject* object) {
+  return PyObject_IsInstance(object, THPGeneratorClass) == 1;
+}
+
+at::Generator unpack_generator(PyObject* object) {
+  return reinterpret_cast<THPGenerator*>(object)->cdata;
+}
+
+bool Argument::matches(PyObject* argument, c10::Device device) const {
+  switch (kind) {
+    case ArgumentKind::kTensor:
+    case ArgumentKind::kEmptyTensor: {
+      if (!THPVariable_Check(argument)) return false;
+      const at::Tensor& tensor = unpack_tensor(argument);
+      if (tensor.scalar_type() != dtype || tensor.device() != device || !is_plain(tensor) ||
+          !std::ranges::equal(tensor.sizes(), sizes) ||
+          !std::ranges::equal(tensor.strides(), strides)) {
+        return false;
+      }
+      return kind == ArgumentKind::kEmptyTensor || (address_of(tensor) & (alignment - 1)) == 0;
+    }
+    case ArgumentKind::kInteger: {
+      if (!PyLong_Check(argument)) return false;
+      int overflow = 0;
+      return PyLong_AsLongLongAndOverflow(argument, &overflow) == integer && overflow == 0;
+    }
+    case ArgumentKind::kFloat:
+      return PyFloat_Check(argument) &&
+             std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(argument)) == std::bit_cast<uint64_t>(real);
+    case ArgumentKind::kGenerator:
+      return is_generator(argument);
+    case ArgumentKind::kNone:
+      return argument == Py_None;
+  }
+  return false;
+}
+
+std::vector<Argument> describe_arguments(PyObject* list, c10::Device device) {
+  std::vector<Argument> arguments;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    PyObject* object = PyList_GET_ITEM(list, i);
+    Argument argument;
+    if (THPVariable_Check(object)) {
+      argument = describe_tensor(unpack_tensor(object), i, device);
+    } else if (PyLong_Check(object)) {
+      int overflow = 0;
+      argument.kind = ArgumentKind::kInteger;
+      argument.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+      if (overflow != 0) unsupported(i, "an integer of more than 64 bits");
+    } else if (PyFloat_Check(object)) {
+      argument.kind = ArgumentKind::kFloat;
+      argument.real = PyFloat_AS_DOUBLE(object);
+    } else if (is_generator(object)) {
+      argument.kind = ArgumentKind::kGenerator;
+    } else if (object != Py_None) {
+      unsupported(i, std::string("of type ") + Py_TYPE(object)->tp_name);
+    }
+    arguments.push_back(std::move(argument));
+  }
+  return arguments;
+}
+
+std::string signature_of(const std::vector<Argument>& arguments) {
+  std::string signature;
+  const auto append = [&](auto value) {
+    signature.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  for (const Argument& argument : arguments) {
+    append(argument.kind);
+    append(argument.dtype);
+    append(argument.sizes.size());
+    for (const int64_t size : argument.sizes) append(size);
+    for (const int64_t stride : argument.strides) append(stride);
+    append(argument.alignment);
+    append(argument.integer);
+    append(argument.real);
+  }
+  return signature;
+}
+
+at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space) {
+  using Content = AddressSpace::Content;
+  const Content content =
+      c10::isFloatingType(argument.dtype) ? Content::kFloating : Content::kOther;
+  const uint64_t low_bits = argument.alignment % 512;
+  auto* address =
+      reinterpret_cast<void*>(space.allocate(argument.extent, low_bits, content));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), argument.extent,
+                       c10::DataPtr(address, like.device()), /*allocator=*/nullptr,
+                       /*resizable=*/false);
+  at::Tensor stand_in = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
+  stand_in.unsafeGetTensorImpl()->set_sizes_and_strides(argument.sizes, argument.strides);
+  return stand_in;
+}
+
+}  // namespace pygraph

@@ -1,0 +1,51 @@
+// The arguments of a compiled function: what a graph requires of them, and their addresses.
+//
+// A graph may be replayed for a call whose arguments have the same kinds, shapes, strides, dtypes
+// and integer values as those it was recorded with, and addresses at least as aligned. The compiler's
+// guards promise most of that already; checking it costs some 10 ns per tensor and makes a wrong
+// replay impossible.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+
+#include <string>
+#include <vector>
+
+#include "pygraph/address_space.h"
+
+namespace pygraph {
+
+enum class ArgumentKind : uint8_t { kTensor, kEmptyTensor, kInteger, kFloat, kGenerator, kNone };
+
+struct Argument {
+  ArgumentKind kind = ArgumentKind::kNone;
+  // Tensors.
+  c10::ScalarType dtype{};
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  uint64_t extent = 0;     // bytes from the first to one past the last element
+  uint64_t alignment = 0;  // of the address, in classes: 1, 2, 4, 8, 16, 256
+  // Numbers.
+  int64_t integer = 0;
+  double real = 0;
+
+  bool matches(PyObject* argument, c10::Device device) const;
+};
+
+// Throws NotRelocatable, with the position, for an argument that graphs cannot take.
+std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
+
+// Equal for calls that the same recording serves.
+std::string signature_of(const std::vector<Argument>& arguments);
+
+// A tensor like `like`, at stand-in addresses, of exactly the alignment class of `argument`.
+at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space);
+
+// The tensor behind a Python object; the object must be a tensor.
+const at::Tensor& unpack_tensor(PyObject* object);
+bool is_generator(PyObject* object);
+at::Generator unpack_generator(PyObject* object);
+
+}  // namespace pygraph

@@ -1,0 +1,155 @@
+#include "graphed_callable.h"
+
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "torch_cuda.h"
+
+namespace pygraph {
+namespace {
+
+GraphedCallable* as_callable(PyObject* object) {
+  return reinterpret_cast<GraphedCallable*>(object);
+}
+
+// A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels, and dispatch
+// modes must see the operators.
+bool must_run_uncaptured(int device) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
+  int status = 0;
+  const Driver& driver = cuda_driver();
+  return driver.stream_is_capturing(torch_cuda::current_stream(device), &status) != abi::kSuccess ||
+         status != abi::kCaptureStatusNone;
+}
+
+// The outputs; or null, with a Python error set, or without one if the call must go uncaptured.
+PyObject* try_replay(CapturedGraph& graph, PyObject* arguments) {
+  try {
+    return graph.replay(arguments);
+  } catch (const DriverError& error) {
+    graph.failure = error.what();
+    if (error.sticky()) PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (const c10::OutOfMemoryError&) {
+    // Not the graph's fault: uncaptured, the same request may free caches or raise.
+  } catch (const std::exception& error) {
+    graph.failure = error.what();
+  }
+  return nullptr;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (PyVectorcall_NARGS(nargsf) != 1 || kwnames != nullptr || !PyList_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "a graphed callable takes one argument: the argument list");
+    return nullptr;
+  }
+  GraphedCallable* callable = as_callable(self);
+  PyObject* arguments = args[0];
+  try {
+    if (must_run_uncaptured(callable->device)) {
+      return PyObject_CallOneArg(callable->uncaptured, arguments);
+    }
+    auto& graphs = *callable->graphs;
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      if (!graphs[i]->matches(arguments)) continue;
+      const std::shared_ptr<CapturedGraph> graph = graphs[i];  // survives a concurrent drop
+      if (i > 0) std::rotate(graphs.begin(), graphs.begin() + static_cast<ptrdiff_t>(i),
+                             graphs.begin() + static_cast<ptrdiff_t>(i) + 1);
+      if (!graph->failure.empty()) return PyObject_CallOneArg(callable->uncaptured, arguments);
+      PyObject* outputs = try_replay(*graph, arguments);
+      if (outputs == nullptr) {
+        if (PyErr_Occurred() != nullptr) return nullptr;
+        return PyObject_CallOneArg(callable->uncaptured, arguments);
+      }
+      // The function owns its list: inputs nobody else holds are freed now, in stream order.
+      if (PyList_SetSlice(arguments, 0, PyList_GET_SIZE(arguments), nullptr) != 0) {
+        Py_DECREF(outputs);
+        return nullptr;
+      }
+      return outputs;
+    }
+    return PyObject_CallOneArg(callable->miss, arguments);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+void dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  GraphedCallable* callable = as_callable(self);
+  Py_CLEAR(callable->uncaptured);
+  Py_CLEAR(callable->miss);
+  delete callable->graphs;
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(as_callable(self)->uncaptured);
+  Py_VISIT(as_callable(self)->miss);
+  Py_VISIT(Py_TYPE(self));
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(as_callable(self)->uncaptured);
+  Py_CLEAR(as_callable(self)->miss);
+  return 0;
+}
+
+PyMemberDef g_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(GraphedCallable, vectorcall), READONLY, nullptr},
+    {"uncaptured", T_OBJECT, offsetof(GraphedCallable, uncaptured), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot g_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                         {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                         {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                         {Py_tp_members, g_members},
+                         {0, nullptr}};
+
+PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                          Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                      g_slots};
+
+}  // namespace
+
+PyTypeObject* graphed_callable_type() {
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&g_spec));
+  return type;
+}
+
+PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device) {
+  PyTypeObject* type = graphed_callable_type();
+  auto* callable = PyObject_GC_New(GraphedCallable, type);
+  if (callable == nullptr) return nullptr;
+  callable->vectorcall = call;
+  callable->uncaptured = Py_NewRef(uncaptured);
+  callable->miss = Py_NewRef(miss);
+  callable->device = device;
+  callable->graphs = new std::vector<std::shared_ptr<CapturedGraph>>;
+  PyObject_GC_Track(callable);
+  return reinterpret_cast<PyObject*>(callable);
+}
+
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+                                                      std::shared_ptr<CapturedGraph> graph,
+                                                      size_t limit) {
+  auto& graphs = *as_callable(callable)->graphs;
+  graphs.insert(graphs.begin(), std::move(graph));
+  std::vector<std::shared_ptr<CapturedGraph>> dropped;
+  while (graphs.size() > limit) {
+    dropped.push_back(std::move(graphs.back()));
+    graphs.pop_back();
+  }
+  return dropped;
+}
+
+void clear_graphs(PyObject* callable) { as_callable(callable)->graphs->clear(); }
+
+}  // namespace pygraph

@@ -1,0 +1,40 @@
+// The callable that stands in a compiled program where a graph partition's function was.
+//
+// Called with one argument list, as Inductor calls its partitions. If a captured graph matches, the
+// call is a replay: no Python runs between the list coming in and the outputs going out. Otherwise
+// it goes to a Python function that decides (run uncaptured, or record).
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>
+
+#include <memory>
+#include <vector>
+
+#include "captured_graph.h"
+
+namespace pygraph {
+
+struct GraphedCallable {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  // Runs the function uncaptured: takes the argument list, returns the outputs.
+  PyObject* uncaptured;
+  // Called with the argument list when no graph matches; returns the outputs.
+  PyObject* miss;
+  int device;
+  // Most recently used first.
+  std::vector<std::shared_ptr<CapturedGraph>>* graphs;
+};
+
+// Creates the type; null with a Python error set on failure.
+PyTypeObject* graphed_callable_type();
+
+// All need Python's lock.
+PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
+// Adds a graph in front and returns the graphs beyond `limit`, least recently used last, taken out.
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+                                                      std::shared_ptr<CapturedGraph> graph,
+                                                      size_t limit);
+void clear_graphs(PyObject* callable);
+
+}  // namespace pygraph

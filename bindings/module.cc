@@ -1,0 +1,114 @@
+// pygraph._engine: the engine for Python. No logic here, only names.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "graphed_callable.h"
+#include "pygraph/link.h"
+#include "recording_pair.h"
+
+namespace py = pybind11;
+
+namespace pygraph {
+namespace {
+
+c10::Device cuda_device(int index) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+py::object steal(PyObject* object) {
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+int driver_version() {
+  int version = 0;
+  PYGRAPH_CHECK(cuda_driver(), driver_get_version(&version));
+  return version;
+}
+
+void bind_captured_graph(py::module_& m) {
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
+      .def("replay",
+           [](CapturedGraph& graph, const py::list& arguments, bool poison_outputs) {
+             return steal(graph.replay(arguments.ptr(), poison_outputs));
+           })
+      .def("poison_workspace",
+           [](CapturedGraph& graph, uint64_t stream) {
+             Workspace::of_device(graph.device().index())
+                 .fill(cuda_driver(), 0xFF, reinterpret_cast<CUstream>(stream));
+           })
+      .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
+      .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
+      .def_readonly("replays", &CapturedGraph::replays)
+      .def_readonly("nodes_touched", &CapturedGraph::nodes_touched)
+      .def_readwrite("failure", &CapturedGraph::failure)
+      .def_property_readonly(
+          "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })
+      .def_property_readonly(
+          "relocations",
+          [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
+      .def_property_readonly(
+          "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
+      .def_property_readonly(
+          "noise_words", [](const CapturedGraph& graph) { return graph.linked().noise_words; })
+      .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
+      .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
+        return graph.linked().workspace_size;
+      });
+}
+
+void bind_recording_pair(py::module_& m) {
+  py::class_<RecordingPair>(m, "RecordingPair")
+      .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
+        return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
+                                               capacity);
+      }))
+      .def("stand_ins",
+           [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
+      .def("begin",
+           [](RecordingPair& pair, int index, uint64_t stream) {
+             pair.begin(index, reinterpret_cast<CUstream>(stream));
+           })
+      .def("end", &RecordingPair::end)
+      .def("finish",
+           [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
+              const std::vector<int>& random_arguments) {
+             std::vector<RandomSource> random;
+             for (const int argument : random_arguments) random.push_back({argument});
+             pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(),
+                         std::move(random));
+           })
+      .def("link", &RecordingPair::link)
+      .def("poison", &RecordingPair::poison)
+      .def("untouched", &RecordingPair::untouched);
+}
+
+void bind_graphed_callable(py::module_& m) {
+  m.add_object("GraphedCallable", reinterpret_cast<PyObject*>(graphed_callable_type()));
+  m.def("graphed_callable",
+        [](const py::object& uncaptured, const py::object& miss, int device) {
+          return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
+        });
+  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
+                        size_t limit) {
+    return add_graph(callable.ptr(), std::move(graph), limit);
+  });
+  m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
+}
+
+}  // namespace
+}  // namespace pygraph
+
+PYBIND11_MODULE(_engine, m) {
+  using namespace pygraph;  // NOLINT(google-build-using-namespace)
+  m.doc() = "PyGraph's engine: record, link and replay CUDA graphs.";
+  py::register_exception<NotRelocatable>(m, "NotRelocatable");
+  py::register_exception<DriverError>(m, "DriverError");
+  m.def("driver_version", &driver_version);
+  m.def("signature", [](const py::list& arguments, int device) {
+    return py::bytes(signature_of(describe_arguments(arguments.ptr(), cuda_device(device))));
+  });
+  bind_captured_graph(m);
+  bind_recording_pair(m);
+  bind_graphed_callable(m);
+}

@@ -1,0 +1,92 @@
+#include "recording_pair.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "philox.h"
+
+namespace pygraph {
+namespace {
+
+// Different gaps make distances between buffers differ between the recordings, not only addresses.
+constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
+
+}  // namespace
+
+RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
+                             uint64_t capacity)
+    : driver_(driver), device_(device), arguments_(describe_arguments(arguments, device)) {
+  for (int i = 0; i < 2; ++i) {
+    spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
+  }
+  original_ = PyList_GetSlice(arguments, 0, PyList_GET_SIZE(arguments));
+}
+
+RecordingPair::~RecordingPair() {
+  scope_.reset();
+  for (PyObject* list : stand_ins_) Py_XDECREF(list);
+  Py_XDECREF(original_);
+}
+
+PyObject* RecordingPair::stand_ins(int index) {
+  PyObject* list = PyList_New(PyList_GET_SIZE(original_));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(original_); ++i) {
+    PyObject* real = PyList_GET_ITEM(original_, i);
+    if (arguments_[i].kind != ArgumentKind::kTensor) {
+      PyList_SET_ITEM(list, i, Py_NewRef(real));
+      continue;
+    }
+    at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *spaces_[index]);
+    inputs_[index].push_back(
+        {reinterpret_cast<uint64_t>(stand_in.mutable_data_ptr()), arguments_[i].extent});
+    PyList_SET_ITEM(list, i, THPVariable_Wrap(std::move(stand_in)));
+  }
+  stand_ins_[index] = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+  return list;
+}
+
+void RecordingPair::begin(int index, CUstream stream) {
+  current_ = index;
+  scope_.emplace(driver_, stream, *spaces_[index]);
+}
+
+void RecordingPair::end() {
+  if (!scope_) return;
+  logs_[current_] = scope_->log();
+  scope_.reset();
+}
+
+void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
+                           std::vector<RandomSource> random) {
+  Recording& recording = recordings_[index];
+  recording = read_graph(driver_, graph);
+  recording.allocations = logs_[index].allocations();
+  recording.inputs = inputs_[index];
+  recording.address_space = spaces_[index]->range();
+  outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
+  for (size_t i = 0; i < outputs_[index]->storage_bytes.size(); ++i) {
+    if (outputs_[index]->storage_bytes[i] > 0) {
+      recording.outputs.push_back(outputs_[index]->storage_addresses[i]);
+    }
+  }
+  random_ = std::move(random);
+  if (index == 1) {
+    // PyTorch's graph object, and with it the pool of stand-in addresses, can go.
+    CUgraph clone = nullptr;
+    PYGRAPH_CHECK(driver_, graph_clone(&clone, graph));
+    graph_ = Graph(driver_, clone);
+    retarget_nodes(driver_, recording, clone);
+  }
+  const std::vector<CUgraphNode> sentinels = take_random_sentinels(recording, random_.size());
+  if (index == 1) {
+    for (CUgraphNode node : sentinels) PYGRAPH_CHECK(driver_, graph_destroy_node(node));
+  }
+}
+
+std::shared_ptr<CapturedGraph> RecordingPair::link() {
+  outputs_[0]->check_equal(*outputs_[1]);
+  LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]));
+  return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
+                                         random_, std::move(graph_), std::move(linked));
+}
+
+}  // namespace pygraph

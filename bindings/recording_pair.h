@@ -1,0 +1,64 @@
+// The two recordings of a compiled function, from stand-in arguments to a captured graph.
+//
+// Python drives it, because capture belongs to torch.cuda.CUDAGraph; python/pygraph/recorder.py shows
+// the order of the calls.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "allocation_log.h"
+#include "captured_graph.h"
+
+namespace pygraph {
+
+class RecordingPair {
+ public:
+  // `arguments` is the real argument list. Throws NotRelocatable for arguments that graphs cannot
+  // take, DriverError where stand-in addresses cannot be had.
+  RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity);
+
+  // A new list to call the function with in recording `index` (0 or 1): stand-ins for tensors, the
+  // same objects otherwise. The pair keeps a copy, as compiled functions clear their list.
+  PyObject* stand_ins(int index);
+
+  // Between these two, the thread's allocations belong to recording `index`. Around begin and end
+  // of the capture on `stream`.
+  void begin(int index, CUstream stream);
+  void end();
+
+  // Reads the captured graph. `returned` is what the function returned; it may be freed afterwards.
+  // The last `random.size()` nodes are sentinels, one per source (see philox.h).
+  void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
+
+  // After both: match, scan, plan, and make the graph executable. Call once.
+  std::shared_ptr<CapturedGraph> link();
+
+  // For verification: poison what unrelocated addresses would reach, and see whether one was written.
+  void poison() { spaces_[1]->poison(); }
+  bool untouched() { return spaces_[1]->untouched(); }
+
+ private:
+  const Driver& driver_;
+  c10::Device device_;
+  std::vector<Argument> arguments_;
+  PyObject* original_;            // the real argument list, owned
+  std::array<std::unique_ptr<AddressSpace>, 2> spaces_;
+  std::array<PyObject*, 2> stand_ins_{};  // owned
+  std::array<std::vector<Range>, 2> inputs_;
+  std::array<Recording, 2> recordings_;
+  std::array<std::optional<OutputPlan>, 2> outputs_;
+  std::vector<RandomSource> random_;
+  std::optional<AllocationScope> scope_;
+  std::array<AllocationLog, 2> logs_;
+  int current_ = 0;
+  Graph graph_;  // a clone of the second recording's graph
+
+ public:
+  ~RecordingPair();
+  RecordingPair(const RecordingPair&) = delete;
+  RecordingPair& operator=(const RecordingPair&) = delete;
+};
+
+}  // namespace pygraph

@@ -1,0 +1,11 @@
+// What PyGraph needs from PyTorch's CUDA library, without its headers (they need a toolkit).
+#pragma once
+
+#include "pygraph/cuda_abi.h"
+
+namespace pygraph::torch_cuda {
+
+// PyTorch's current stream of the device. Throws std::runtime_error if libtorch_cuda is not loaded.
+CUstream current_stream(int device);
+
+}  // namespace pygraph::torch_cuda

@@ -1,0 +1,56 @@
+// The memory that all graphs of a device share for what lives only inside a launch.
+//
+// Nothing in it outlives a launch, so its size is the maximum over the graphs, not their sum. Two
+// launches must not overlap: launches on one stream do not, and a launch on another stream than the
+// last one first waits for it by an event.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "pygraph/handles.h"
+
+namespace pygraph {
+
+class Workspace {
+ public:
+  // The workspace of the device; one per process and device, made on first use, never destroyed
+  // (the driver may be gone by the time static objects are).
+  static Workspace& of_device(int device);
+
+  explicit Workspace(int device);
+
+  // Makes room for a graph that needs `bytes`, or gives that room back. Waits for the device where
+  // the memory moves. reserve() throws c10::OutOfMemoryError where the memory cannot be had; the
+  // room of the other graphs is kept if possible. Thread-safe.
+  void reserve(uint64_t bytes);
+  void release(uint64_t bytes) noexcept;
+
+  uint64_t capacity() const { return capacity_; }
+
+  // For the launch of a graph: hold the lock, then call enter(), bind, launch.
+  std::mutex& mutex() { return mutex_; }
+  // Orders the launch on `stream` after the last one and returns the workspace's address.
+  uint64_t enter(const Driver& driver, CUstream stream);
+
+  // Fills the workspace with a byte pattern, on the current stream. For verification.
+  void fill(const Driver& driver, unsigned char value, CUstream stream);
+
+ private:
+  void resize(uint64_t bytes);
+
+  const int device_;
+  std::mutex mutex_;
+  std::multiset<uint64_t> reservations_;
+  c10::DataPtr memory_;
+  uint64_t capacity_ = 0;
+  CUstream last_stream_ = nullptr;
+  bool launched_ = false;
+  Event event_;
+};
+
+}  // namespace pygraph

@@ -1,0 +1,12 @@
+"""PyGraph: CUDA Graphs for PyTorch programs without a change to the program.
+
+``torch.compile(model, backend="pygraph")`` is all a program needs; it does not even have to import
+this package. What is here looks inside: :func:`stats` says what became of each graph, :func:`reset`
+gives the graphs' memory back.
+"""
+
+from pygraph.report import GraphStats, stats
+from pygraph.runtime import reset
+
+__version__ = "0.1.0"
+__all__ = ["GraphStats", "__version__", "reset", "stats"]

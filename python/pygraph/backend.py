@@ -1,0 +1,144 @@
+"""The ``torch.compile`` backend.
+
+Inductor compiles; PyGraph owns one step of it. ``compile_fx`` accepts a function for the innermost
+compilation, which forward, lazily compiled backward, inference and cache hits all pass through. Ours
+lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
+runtime off, then puts a :class:`~pygraph.partition.Partition` in the place of each partition's
+function. Nothing is monkeypatched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import options as options_module
+from pygraph import runtime
+from pygraph.options import BackendConfig
+from pygraph.partition import Partition, PartitionInfo
+
+log = logging.getLogger("pygraph")
+
+# In the key of Inductor's cache: code made for us is not mixed up with other backends'.
+_CACHE_TAG = "pygraph-0.1"
+
+
+class Backend:
+    """The object behind the name ``"pygraph"``; called by ``torch.compile``."""
+
+    compiler_name = "pygraph"
+
+    def __call__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compiles one FX graph.
+
+        mode: as Inductor's; "max-autotune-no-cudagraphs" turns graphs off.
+        options: Inductor's options, and ``pygraph.*`` (:class:`pygraph.options.Options`).
+        Raises ValueError for an unknown mode or option.
+        """
+        config = options_module.parse(mode, options)
+        reason = runtime.unavailable_reason()
+        if not config.graphs or reason is not None:
+            if reason is not None:
+                runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
+            return _compile_plain(gm, example_inputs, config)
+        return _compile_with_graphs(gm, example_inputs, config)
+
+    def reset(self) -> None:
+        """Drops all captured graphs; ``torch._dynamo.reset()`` calls this."""
+        runtime.reset()
+
+
+def _compile_plain(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: BackendConfig
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {**config.inductor, "triton.cudagraphs": False}
+    return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+
+
+def _compile_with_graphs(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: BackendConfig
+) -> Callable[..., Any]:
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    patches = {**config.inductor, "triton.cudagraphs": True, "graph_partition": True}
+
+    def scope() -> contextlib.ExitStack:
+        # Entered anew in every thread and compilation: backward is compiled in autograd's threads.
+        stack = contextlib.ExitStack()
+        # A hit in AOTAutograd's cache would skip inner_compile, and with it PyGraph.
+        stack.enter_context(
+            functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
+        )
+        stack.enter_context(torch.compiler.config.patch(cache_key_tag=_CACHE_TAG))
+        stack.enter_context(inductor_config.patch(patches))
+        return stack
+
+    def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        with scope():
+            # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
+            compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
+        _attach(compiled, config, kwargs)
+        return compiled
+
+    with scope():
+        return compile_fx(gm, example_inputs, inner_compile=inner_compile)  # type: ignore[no-any-return]
+
+
+def _attach(compiled: Any, config: BackendConfig, kwargs: dict[str, Any]) -> None:
+    """Puts a Partition in the place of every partition function of a compiled FX graph."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if type(compiled) is not CompiledFxGraph:  # nothing was compiled, or a debugging wrapper
+        return
+    maps = compiled.partition_maps
+    runner = compiled.compiled_fn_runner
+    if not maps or runner is None or compiled.recursively_apply_fns is None:
+        return
+    if len(compiled.device_idxs) != 1:
+        runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
+        return
+    if len(maps) != len(runner.partitions):
+        log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
+        return
+    device = next(iter(compiled.device_idxs))
+    static = set(kwargs.get("static_input_idxs") or ())
+    mutated = set(compiled.mutated_input_idxs)
+    kind = (
+        "backward"
+        if kwargs.get("is_backward")
+        else "inference"
+        if kwargs.get("is_inference")
+        else "forward"
+    )
+
+    def wrap(number: int) -> Callable[[Callable[..., Any]], Any]:
+        mapping = maps[number].input_index_mapping
+        info = PartitionInfo(
+            name=f"{kind}{'' if len(maps) == 1 else f' part {number}'}",
+            device=device,
+            argument_count=len(mapping),
+            static=frozenset(i for i, source in enumerate(mapping) if source in static),
+            mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
+        )
+        return lambda function: Partition(function, info, config.own).callable
+
+    compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
+
+
+backend = Backend()

@@ -1,0 +1,87 @@
+"""The options of the backend: PyGraph's own, and those passed on to Inductor."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+_PREFIX = "pygraph."
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``.
+
+    verify: compare the first replay of every graph with the uncaptured run before trusting it.
+    max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
+        is dropped first.
+    record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
+        that needs more is refused.
+    """
+
+    verify: bool = True
+    max_graphs: int = 16
+    record_capacity_gib: int = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendConfig:
+    """What one ``torch.compile`` call asked for."""
+
+    own: Options
+    inductor: dict[str, Any]  # patches of torch._inductor.config
+    graphs: bool  # False for modes that end in "-no-cudagraphs"
+
+
+def _own_option(key: str, value: Any) -> tuple[str, Any]:
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    name = key.removeprefix(_PREFIX)
+    if name not in fields:
+        valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
+        raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
+    expected = type(fields[name].default)
+    if type(value) is not expected:
+        raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
+    if expected is int and value < 1:
+        raise ValueError(f"option {key!r} must be at least 1, got {value!r}")
+    return name, value
+
+
+def _check_inductor_option(key: str) -> None:
+    known = torch._inductor.config.get_config_copy()  # type: ignore[attr-defined]
+    if key.replace("-", "_") not in known:
+        valid = ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
+        raise ValueError(
+            f"unknown option {key!r} for backend 'pygraph'; valid are the options of Inductor "
+            f"(torch._inductor.list_options()) and: {valid}"
+        )
+
+
+def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
+    """Splits what ``torch.compile`` passes into our options and Inductor's.
+
+    Raises ValueError for an unknown option, mode or a value of the wrong type.
+    """
+    import torch._inductor  # noqa: F401  (config is loaded on demand)
+
+    inductor: dict[str, Any] = {}
+    if mode is not None and mode != "default":
+        modes = torch._inductor.list_mode_options()  # type: ignore[no-untyped-call]
+        if mode not in modes:
+            raise ValueError(f"unknown mode {mode!r}; valid are: default, {', '.join(modes)}")
+        inductor.update(modes[mode])
+    own: dict[str, Any] = {}
+    for key, value in (options or {}).items():
+        if key.startswith(_PREFIX):
+            name, checked = _own_option(key, value)
+            own[name] = checked
+        else:
+            _check_inductor_option(key)
+            inductor[key.replace("-", "_")] = value
+    for unsupported in ("cpp_wrapper", "fx_wrapper"):
+        if inductor.get(unsupported):
+            raise ValueError(f"backend 'pygraph' does not support the Inductor option {unsupported}")
+    graphs = not (mode or "").endswith("-no-cudagraphs")
+    return BackendConfig(Options(**own), inductor, graphs)

@@ -1,0 +1,201 @@
+"""One partition of a compiled program: when it runs uncaptured, when it is recorded.
+
+Per signature of the arguments (shapes, strides, dtypes, integers, alignment classes):
+
+    call 0   uncaptured; loads kernels, tunes; sees which inputs are written and whether it draws
+    call 1   recorded twice, linked, verified against the uncaptured run
+    call 2+  replayed by the engine; this file is not involved
+
+Whatever goes wrong in call 1 leaves the signature uncaptured for good, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import recorder, runtime, verify
+from pygraph.options import Options
+
+log = logging.getLogger("pygraph")
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+# Signatures remembered after one call. Shapes that never come back must not fill the memory.
+_MAX_SEEN = 4096
+# After this many recordings per kept graph the shapes evidently do not settle.
+_RECORDINGS_PER_GRAPH = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionInfo:
+    """What the compiler says of a partition. Hints: nothing relies on them for correctness."""
+
+    name: str  # "forward", "backward" or "inference", with a number if there are several
+    device: int
+    argument_count: int  # as many as `static` and `mutated` speak of, integers excluded
+    static: frozenset[int]  # inputs that should keep their address
+    mutated: frozenset[int]  # inputs that should be written
+
+
+class State(enum.Enum):
+    """What became of one signature."""
+
+    UNCAPTURED = "uncaptured"  # seen once
+    CAPTURED = "captured"
+    REFUSED = "refused"  # stays uncaptured; `reason` says why
+
+
+@dataclasses.dataclass
+class Entry:
+    """One signature of one partition."""
+
+    state: State = State.UNCAPTURED
+    reason: str = ""
+    graph: Any = None  # pygraph._engine.CapturedGraph
+    mutated: frozenset[int] = frozenset()
+    draws: bool = False
+    copied_bytes: int = 0  # what Inductor's graphs would copy per call
+    capture_seconds: float = 0.0
+    executable_bytes: int = 0
+
+
+class Partition:
+    """Decides for one partition function; ``callable`` goes in its place."""
+
+    def __init__(self, function: Function, info: PartitionInfo, options: Options) -> None:
+        self.info = info
+        self.entries: dict[bytes, Entry] = {}
+        self._function = function
+        self._options = options
+        self._recordings = 0
+        self._generation = 0  # counts resets
+        self.callable = runtime.engine().graphed_callable(function, self._miss, info.device)
+        # The callable keeps this object alive through the bound method, and nothing else does.
+        runtime.partitions.add(self)
+
+    def reset(self) -> None:
+        """Drops the captured graphs; the next calls start over."""
+        runtime.engine().clear_graphs(self.callable)
+        self.entries.clear()
+        self._recordings = 0
+        self._generation += 1
+
+    def _miss(self, args: list[Any]) -> Sequence[Any]:
+        """Called by the engine when no graph matches the arguments."""
+        if torch.autograd.profiler._is_profiler_enabled:
+            return self._function(args)  # recording would take the profiler's place
+        try:
+            key = runtime.engine().signature(args, self.info.device)
+        except runtime.engine().NotRelocatable as error:
+            self._refuse(self.entries.setdefault(b"", Entry()), str(error))
+            return self._function(args)
+        entry = self.entries.get(key)
+        if entry is None:
+            return self._first_call(key, args)
+        if entry.state is State.UNCAPTURED:
+            return self._capture(entry, args)
+        return self._function(args)
+
+    def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
+        if len(self.entries) >= _MAX_SEEN:
+            self._forget_uncaptured()
+        watch = verify.SideEffects(args, self.info.device)
+        outputs = self._function(args)
+        hints = self.info.mutated if self._hints_fit(watch.args) else frozenset()
+        self.entries[key] = Entry(
+            mutated=watch.mutated() | hints,
+            draws=watch.draws(),
+            copied_bytes=self._copied_bytes(watch.args),
+        )
+        return outputs
+
+    def _capture(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        limit = self._options.max_graphs * _RECORDINGS_PER_GRAPH
+        if self._recordings >= limit:
+            self._refuse(entry, f"the shapes do not settle: {limit} recordings so far")
+            return self._function(args)
+        if not runtime.record_lock.acquire(blocking=False):
+            return self._function(args)  # another thread records; next time
+        try:
+            self._recordings += 1
+            return self._record_and_verify(entry, args)
+        finally:
+            runtime.record_lock.release()
+
+    def _record_and_verify(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        start = time.perf_counter()
+        generation = self._generation
+        try:
+            recording = recorder.record(
+                self._function,
+                args,
+                self.info.device,
+                draws=entry.draws,
+                capacity=self._options.record_capacity_gib << 30,
+            )
+        except Exception as error:  # any failure of a recording leaves the program uncaptured
+            self._refuse(entry, recorder.describe_failure(error))
+            return self._function(args)
+        if self._options.verify:
+            result = verify.verify(self._function, args, recording, entry.mutated)
+            outputs = result.outputs
+            entry.executable_bytes = result.executable_bytes
+            if result.failure:
+                self._refuse(entry, result.failure)
+                return outputs
+            args.clear()
+        else:
+            outputs = recording.graph.replay(args)
+            args.clear()
+        entry.state = State.CAPTURED
+        entry.graph = recording.graph
+        entry.capture_seconds = time.perf_counter() - start
+        if generation == self._generation:
+            self._keep(recording.graph)
+        log.info(
+            "%s: captured %d nodes, %d relocations, in %.0f ms",
+            self.info.name,
+            entry.graph.nodes,
+            entry.graph.relocations,
+            entry.capture_seconds * 1e3,
+        )
+        return outputs
+
+    def _keep(self, graph: Any) -> None:
+        dropped = runtime.engine().add_graph(self.callable, graph, self._options.max_graphs)
+        for old in dropped:
+            for key, entry in list(self.entries.items()):
+                if entry.graph is old:
+                    del self.entries[key]
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        if entry.state is not State.REFUSED or entry.reason != reason:
+            log.warning("%s stays uncaptured: %s", self.info.name, reason)
+        entry.state = State.REFUSED
+        entry.reason = reason
+        entry.graph = None
+
+    def _forget_uncaptured(self) -> None:
+        for key, entry in list(self.entries.items()):
+            if entry.state is State.UNCAPTURED:
+                del self.entries[key]
+
+    def _hints_fit(self, args: Sequence[Any]) -> bool:
+        # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
+        numbers = sum(1 for arg in args if isinstance(arg, int))
+        return len(args) - numbers == self.info.argument_count
+
+    def _copied_bytes(self, args: Sequence[Any]) -> int:
+        static = self.info.static if self._hints_fit(args) else frozenset()
+        return sum(
+            arg.nbytes
+            for i, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor) and arg.is_cuda and i not in static
+        )

@@ -1,0 +1,162 @@
+"""Records a compiled function twice and links the recordings to a captured graph.
+
+Nothing executes here, on the GPU: a capture only notes what would. See ``bindings/recording_pair.h``
+for the engine's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+
+_DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
+
+
+@dataclasses.dataclass
+class Recording:
+    """A captured graph, and the pair of recordings whose stand-ins verification still needs."""
+
+    graph: Any  # pygraph._engine.CapturedGraph
+    pair: Any  # pygraph._engine.RecordingPair
+    generators: list[torch.Generator]  # that the graph advances
+
+
+def record(
+    function: Callable[[list[Any]], Sequence[Any]],
+    args: Sequence[Any],
+    device: int,
+    *,
+    draws: bool,
+    capacity: int,
+) -> Recording:
+    """Records ``function`` for arguments like ``args``, which are not touched.
+
+    draws: whether the function uses the device's default generator.
+    capacity: addresses for each recording, in bytes.
+    Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
+    """
+    sources = [_DEFAULT_GENERATOR] if draws else []
+    sources += [i for i, arg in enumerate(args) if isinstance(arg, torch.Generator)]
+    generators = [
+        torch.cuda.default_generators[device] if source == _DEFAULT_GENERATOR else args[source]
+        for source in sources
+    ]
+    with torch.cuda.device(device):
+        pair = runtime.engine().RecordingPair(list(args), device, capacity)
+        for index in range(2):
+            _capture(function, pair, index, device, sources, generators)
+        return Recording(pair.link(), pair, generators)
+
+
+def describe_failure(error: BaseException) -> str:
+    """The reason a recording failed, in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "recording ran out of memory"
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"
+
+
+def _capture(
+    function: Callable[[list[Any]], Sequence[Any]],
+    pair: Any,
+    index: int,
+    device: int,
+    sources: list[int],
+    generators: list[torch.Generator],
+) -> None:
+    stand_ins = pair.stand_ins(index)
+    pool = torch.cuda.MemPool(_stand_in_allocator())
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = _side_stream(device)
+    returned: Sequence[Any] | None = None
+    with torch.cuda.stream(stream), _quiet_libraries():
+        for generator in generators:
+            graph.register_generator_state(generator)
+        pair.begin(index, stream.cuda_stream)
+        try:
+            graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            returned = function(stand_ins)
+            # One random kernel more per generator: it tells the engine what the graph has drawn.
+            sentinels = [
+                torch.empty(1, device=f"cuda:{device}").uniform_(generator=generator)
+                for generator in generators
+            ]
+            pair.end()
+            graph.capture_end()
+        except BaseException:
+            pair.end()
+            _abandon_capture(graph, pool, device, generators)
+            raise
+    # Workspaces of cuBLAS that were allocated meanwhile are stand-ins: nobody else may get them.
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        pair.finish(index, graph.raw_cuda_graph(), returned, sources)
+    finally:
+        del returned, sentinels
+        graph.reset()
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """No workspace from before, no cache emptied, no finalizer run while capturing."""
+    empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
+    collects = gc.isenabled()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch._C._cudnn_set_conv_benchmark_empty_cache(False)
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch._C._cudnn_set_conv_benchmark_empty_cache(empties_cache)
+        if collects:
+            gc.enable()
+
+
+def _abandon_capture(
+    graph: torch.cuda.CUDAGraph,
+    pool: torch.cuda.MemPool,
+    device: int,
+    generators: list[torch.Generator],
+) -> None:
+    """Brings stream, allocator and generators back after a capture that failed."""
+    try:
+        graph.capture_end()
+    except Exception:
+        # PyTorch 2.11 leaves the allocator routed to the pool and generators in capture mode.
+        torch._C._cuda_endAllocateToPool(device, pool.id)
+        if pool.use_count() > 1:
+            torch._C._cuda_releasePool(device, pool.id)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the CUDA graph is empty"
+            empty = torch.cuda.CUDAGraph()
+            for generator in generators:
+                empty.register_generator_state(generator)
+            empty.capture_begin(capture_error_mode="thread_local")
+            empty.capture_end()
+            empty.reset()
+    else:
+        graph.reset()
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@functools.cache
+def _stand_in_allocator() -> Any:
+    library = runtime.engine().__file__
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library, "pygraph_record_allocate", "pygraph_record_free"
+    )
+    return allocator.allocator()

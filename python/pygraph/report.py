@@ -1,0 +1,64 @@
+"""What became of each graph of the process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pygraph import runtime
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphStats:
+    """One partition of a compiled program, for one signature of its arguments.
+
+    name: "forward", "backward" or "inference", with a number where a program has several.
+    state: "captured", "uncaptured" (seen once so far) or "refused".
+    reason: why it was refused; empty otherwise.
+    nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
+    replays: launches so far. nodes_touched: node updates in all of them.
+    bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
+    workspace_bytes: internal memory during a launch, shared by all graphs of the device.
+    executable_bytes: device memory that the executable graph took, as far as it showed.
+    capture_seconds: for recording twice, linking and verifying.
+    """
+
+    name: str
+    device: int
+    state: str
+    reason: str
+    nodes: int
+    relocations: int
+    symbols: int
+    replays: int
+    nodes_touched: int
+    bytes_not_copied: int
+    workspace_bytes: int
+    executable_bytes: int
+    capture_seconds: float
+
+
+def stats() -> list[GraphStats]:
+    """One row per partition and signature, in no particular order. Thread-safe."""
+    rows = []
+    for partition in list(runtime.partitions):
+        for entry in list(partition.entries.values()):
+            graph = entry.graph
+            failed = graph is not None and graph.failure
+            rows.append(
+                GraphStats(
+                    name=partition.info.name,
+                    device=partition.info.device,
+                    state="refused" if failed else entry.state.value,
+                    reason=graph.failure if failed else entry.reason,
+                    nodes=graph.nodes if graph else 0,
+                    relocations=graph.relocations if graph else 0,
+                    symbols=graph.symbols if graph else 0,
+                    replays=graph.replays if graph else 0,
+                    nodes_touched=graph.nodes_touched if graph else 0,
+                    bytes_not_copied=entry.copied_bytes,
+                    workspace_bytes=graph.workspace_bytes if graph else 0,
+                    executable_bytes=entry.executable_bytes,
+                    capture_seconds=entry.capture_seconds,
+                )
+            )
+    return rows

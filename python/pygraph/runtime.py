@@ -1,0 +1,64 @@
+"""What all compiled programs of the process share: the engine, the partitions, notices."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pygraph.partition import Partition
+
+log = logging.getLogger("pygraph")
+
+partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+
+# One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
+record_lock = threading.Lock()
+
+_SUPPORTED_TORCH = "2.11"
+
+
+@functools.cache
+def engine() -> Any:
+    """The C++ engine. Raises ImportError where it does not fit the installed PyTorch."""
+    if not torch.__version__.startswith(_SUPPORTED_TORCH + "."):
+        raise ImportError(
+            f"PyGraph is built for PyTorch {_SUPPORTED_TORCH}, this is {torch.__version__}"
+        )
+    from pygraph import _engine
+
+    return _engine
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Why graphs cannot be used in this process, or None if they can."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU"
+    if torch.cuda.get_allocator_backend() != "native":
+        return "PyTorch's allocator backend is not the native one"
+    try:
+        engine().driver_version()
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def notice_once(text: str) -> None:
+    """Says something to the user, once per process."""
+    log.warning(text)
+
+
+def reset() -> None:
+    """Drops every captured graph and gives its memory back.
+
+    Compiled programs stay usable; they run uncaptured and record anew. Thread-safe.
+    """
+    for partition in list(partitions):
+        partition.reset()
