@@ -32,8 +32,11 @@ uint64_t extent_of(const at::Tensor& tensor) {
   return (last + 1) * tensor.itemsize();
 }
 
-[[noreturn]] void unsupported(Py_ssize_t position, const std::string& what) {
-  throw NotRelocatable("argument " + std::to_string(position) + " is " + what);
+Argument unsupported(std::string reason) {
+  Argument argument;
+  argument.kind = ArgumentKind::kUnsupported;
+  argument.reason = std::move(reason);
+  return argument;
 }
 
 bool is_plain(const at::Tensor& tensor) {
@@ -41,13 +44,10 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.has_storage();
 }
 
-Argument describe_tensor(const at::Tensor& tensor, Py_ssize_t position, c10::Device device) {
-  if (!tensor.device().is_cuda()) {
-    unsupported(position, "a tensor on the " + tensor.device().str() +
-                              ", whose value a kernel would keep for ever");
-  }
-  if (tensor.device() != device) unsupported(position, "on another device");
-  if (!is_plain(tensor)) unsupported(position, "not a plain strided tensor");
+Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.device().is_cuda()) return unsupported("a tensor on the CPU");
+  if (tensor.device() != device) return unsupported("on another device");
+  if (!is_plain(tensor)) return unsupported("not a plain strided tensor");
   Argument argument;
   argument.kind = tensor.numel() == 0 ? ArgumentKind::kEmptyTensor : ArgumentKind::kTensor;
   argument.dtype = tensor.scalar_type();
@@ -97,33 +97,45 @@ bool Argument::matches(PyObject* argument, c10::Device device) const {
       return is_generator(argument);
     case ArgumentKind::kNone:
       return argument == Py_None;
+    case ArgumentKind::kUnsupported:
+      break;
   }
   return false;
+}
+
+static Argument describe_argument(PyObject* object, c10::Device device) {
+  if (THPVariable_Check(object)) return describe_tensor(unpack_tensor(object), device);
+  Argument argument;
+  if (PyLong_Check(object)) {
+    int overflow = 0;
+    argument.kind = ArgumentKind::kInteger;
+    argument.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow != 0) return unsupported("an integer of more than 64 bits");
+  } else if (PyFloat_Check(object)) {
+    argument.kind = ArgumentKind::kFloat;
+    argument.real = PyFloat_AS_DOUBLE(object);
+  } else if (is_generator(object)) {
+    argument.kind = ArgumentKind::kGenerator;
+  } else if (object != Py_None) {
+    return unsupported(std::string("of type ") + Py_TYPE(object)->tp_name);
+  }
+  return argument;
 }
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device) {
   std::vector<Argument> arguments;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* object = PyList_GET_ITEM(list, i);
-    Argument argument;
-    if (THPVariable_Check(object)) {
-      argument = describe_tensor(unpack_tensor(object), i, device);
-    } else if (PyLong_Check(object)) {
-      int overflow = 0;
-      argument.kind = ArgumentKind::kInteger;
-      argument.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
-      if (overflow != 0) unsupported(i, "an integer of more than 64 bits");
-    } else if (PyFloat_Check(object)) {
-      argument.kind = ArgumentKind::kFloat;
-      argument.real = PyFloat_AS_DOUBLE(object);
-    } else if (is_generator(object)) {
-      argument.kind = ArgumentKind::kGenerator;
-    } else if (object != Py_None) {
-      unsupported(i, std::string("of type ") + Py_TYPE(object)->tp_name);
-    }
-    arguments.push_back(std::move(argument));
+    arguments.push_back(describe_argument(PyList_GET_ITEM(list, i), device));
   }
   return arguments;
+}
+
+void check_supported(const std::vector<Argument>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].kind == ArgumentKind::kUnsupported) {
+      throw NotRelocatable("argument " + std::to_string(i) + " is " + arguments[i].reason);
+    }
+  }
 }
 
 std::string signature_of(const std::vector<Argument>& arguments) {
@@ -140,6 +152,7 @@ std::string signature_of(const std::vector<Argument>& arguments) {
     append(argument.alignment);
     append(argument.integer);
     append(argument.real);
+    signature += argument.reason;
   }
   return signature;
 }

@@ -17,7 +17,15 @@
 
 namespace pygraph {
 
-enum class ArgumentKind : uint8_t { kTensor, kEmptyTensor, kInteger, kFloat, kGenerator, kNone };
+enum class ArgumentKind : uint8_t {
+  kTensor,
+  kEmptyTensor,
+  kInteger,
+  kFloat,
+  kGenerator,
+  kNone,
+  kUnsupported  // graphs cannot take it; `reason` says why
+};
 
 struct Argument {
   ArgumentKind kind = ArgumentKind::kNone;
@@ -30,12 +38,16 @@ struct Argument {
   // Numbers.
   int64_t integer = 0;
   double real = 0;
+  std::string reason;
 
+  // False for what is unsupported.
   bool matches(PyObject* argument, c10::Device device) const;
 };
 
-// Throws NotRelocatable, with the position, for an argument that graphs cannot take.
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
+
+// Throws NotRelocatable, with the position, for an argument that graphs cannot take.
+void check_supported(const std::vector<Argument>& arguments);
 
 // Equal for calls that the same recording serves.
 std::string signature_of(const std::vector<Argument>& arguments);

@@ -45,35 +45,18 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     return nullptr;
   }
   GraphedCallable* callable = as_callable(self);
-  PyObject* arguments = args[0];
-  try {
-    if (must_run_uncaptured(callable->device)) {
-      return PyObject_CallOneArg(callable->uncaptured, arguments);
-    }
-    auto& graphs = *callable->graphs;
-    for (size_t i = 0; i < graphs.size(); ++i) {
-      if (!graphs[i]->matches(arguments)) continue;
-      const std::shared_ptr<CapturedGraph> graph = graphs[i];  // survives a concurrent drop
-      if (i > 0) std::rotate(graphs.begin(), graphs.begin() + static_cast<ptrdiff_t>(i),
-                             graphs.begin() + static_cast<ptrdiff_t>(i) + 1);
-      if (!graph->failure.empty()) return PyObject_CallOneArg(callable->uncaptured, arguments);
-      PyObject* outputs = try_replay(*graph, arguments);
-      if (outputs == nullptr) {
-        if (PyErr_Occurred() != nullptr) return nullptr;
-        return PyObject_CallOneArg(callable->uncaptured, arguments);
-      }
-      // The function owns its list: inputs nobody else holds are freed now, in stream order.
-      if (PyList_SetSlice(arguments, 0, PyList_GET_SIZE(arguments), nullptr) != 0) {
-        Py_DECREF(outputs);
-        return nullptr;
-      }
-      return outputs;
-    }
-    return PyObject_CallOneArg(callable->miss, arguments);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
+  const auto [outputs, status] = replay_matching(*callable, args[0]);
+  switch (status) {
+    case ReplayStatus::kReplayed:
+      return clear_list(args[0], outputs);
+    case ReplayStatus::kUncaptured:
+      return PyObject_CallOneArg(callable->uncaptured, args[0]);
+    case ReplayStatus::kNoMatch:
+      return PyObject_CallOneArg(callable->miss, args[0]);
+    case ReplayStatus::kError:
+      break;
   }
+  return nullptr;
 }
 
 void dealloc(PyObject* self) {
@@ -118,6 +101,37 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
                       g_slots};
 
 }  // namespace
+
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable,
+                                                   PyObject* arguments) {
+  try {
+    if (must_run_uncaptured(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return {nullptr, ReplayStatus::kError};
+  }
+  auto& graphs = *callable.graphs;
+  for (size_t i = 0; i < graphs.size(); ++i) {
+    if (!graphs[i]->matches(arguments)) continue;
+    const std::shared_ptr<CapturedGraph> graph = graphs[i];  // survives a concurrent drop
+    if (i > 0) {
+      const auto found = graphs.begin() + static_cast<ptrdiff_t>(i);
+      std::rotate(graphs.begin(), found, found + 1);
+    }
+    if (!graph->failure.empty()) return {nullptr, ReplayStatus::kUncaptured};
+    PyObject* outputs = try_replay(*graph, arguments);
+    if (outputs != nullptr) return {outputs, ReplayStatus::kReplayed};
+    const bool failed = PyErr_Occurred() != nullptr;
+    return {nullptr, failed ? ReplayStatus::kError : ReplayStatus::kUncaptured};
+  }
+  return {nullptr, ReplayStatus::kNoMatch};
+}
+
+PyObject* clear_list(PyObject* list, PyObject* outputs) {
+  if (PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr) == 0) return outputs;
+  Py_DECREF(outputs);
+  return nullptr;
+}
 
 PyTypeObject* graphed_callable_type() {
   static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&g_spec));

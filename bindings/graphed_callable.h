@@ -9,6 +9,7 @@
 #include <structmember.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "captured_graph.h"
@@ -28,6 +29,21 @@ struct GraphedCallable {
 
 // Creates the type; null with a Python error set on failure.
 PyTypeObject* graphed_callable_type();
+
+enum class ReplayStatus : uint8_t {
+  kReplayed,
+  kNoMatch,
+  kUncaptured,  // a graph may match, but this call must not replay it
+  kError        // a Python error is set
+};
+
+// Replays the graph that matches, if any. The outputs are a new reference, null unless kReplayed.
+// The argument list is left as it is.
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments);
+
+// Empties the argument list, as compiled functions do: inputs that nobody else holds are freed, in
+// stream order. Returns `outputs`, or null with an error set.
+PyObject* clear_list(PyObject* list, PyObject* outputs);
 
 // All need Python's lock.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);

@@ -5,6 +5,7 @@
 #include "graphed_callable.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
+#include "whole_graph.h"
 
 namespace py = pybind11;
 
@@ -93,6 +94,12 @@ void bind_graphed_callable(py::module_& m) {
                         size_t limit) {
     return add_graph(callable.ptr(), std::move(graph), limit);
   });
+  m.def("whole_graph_callable",
+        [](const py::object& partition, const py::object& fallback, std::vector<int> inputs,
+           const std::vector<std::pair<bool, int>>& outputs) {
+          return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(),
+                                                 std::move(inputs), outputs));
+        });
   m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
 }
 

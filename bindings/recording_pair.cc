@@ -15,6 +15,7 @@ constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
 RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
                              uint64_t capacity)
     : driver_(driver), device_(device), arguments_(describe_arguments(arguments, device)) {
+  check_supported(arguments_);
   for (int i = 0; i < 2; ++i) {
     spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
   }

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pygraph import options as options_module
-from pygraph import runtime
+from pygraph import runtime, shortcut
 from pygraph.options import BackendConfig
 from pygraph.partition import Partition, PartitionInfo
 
@@ -93,14 +93,16 @@ def _compile_with_graphs(
         with scope():
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
-        _attach(compiled, config, kwargs)
+        _attach(compiled, config, len(inputs), kwargs)
         return compiled
 
     with scope():
         return compile_fx(gm, example_inputs, inner_compile=inner_compile)  # type: ignore[no-any-return]
 
 
-def _attach(compiled: Any, config: BackendConfig, kwargs: dict[str, Any]) -> None:
+def _attach(
+    compiled: Any, config: BackendConfig, input_count: int, kwargs: dict[str, Any]
+) -> None:
     """Puts a Partition in the place of every partition function of a compiled FX graph."""
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -127,6 +129,10 @@ def _attach(compiled: Any, config: BackendConfig, kwargs: dict[str, Any]) -> Non
         else "forward"
     )
 
+    route = None
+    if len(maps) == 1:
+        route = shortcut.find_route(runner, input_count, len(maps[0].output_index_mapping))
+
     def wrap(number: int) -> Callable[[Callable[..., Any]], Any]:
         mapping = maps[number].input_index_mapping
         info = PartitionInfo(
@@ -139,6 +145,10 @@ def _attach(compiled: Any, config: BackendConfig, kwargs: dict[str, Any]) -> Non
         return lambda function: Partition(function, info, config.own).callable
 
     compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
+    if route is not None:
+        compiled.current_callable = runtime.engine().whole_graph_callable(
+            runner.partitions[0], compiled.current_callable, route.inputs, route.outputs
+        )
 
 
 backend = Backend()

@@ -91,11 +91,7 @@ class Partition:
         """Called by the engine when no graph matches the arguments."""
         if torch.autograd.profiler._is_profiler_enabled:
             return self._function(args)  # recording would take the profiler's place
-        try:
-            key = runtime.engine().signature(args, self.info.device)
-        except runtime.engine().NotRelocatable as error:
-            self._refuse(self.entries.setdefault(b"", Entry()), str(error))
-            return self._function(args)
+        key = runtime.engine().signature(args, self.info.device)
         entry = self.entries.get(key)
         if entry is None:
             return self._first_call(key, args)
@@ -125,7 +121,8 @@ class Partition:
             return self._function(args)  # another thread records; next time
         try:
             self._recordings += 1
-            return self._record_and_verify(entry, args)
+            with torch.cuda.device(self.info.device):
+                return self._record_and_verify(entry, args)
         finally:
             runtime.record_lock.release()
 

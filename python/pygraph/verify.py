@@ -122,6 +122,8 @@ class _Run:
             if not failure:
                 results = self._results(outputs, self.args)
                 failure = self._compare(results, self._results(replayed, replay_args))
+            if not failure:
+                _move_like(outputs, replayed)
         finally:
             self._set_offsets(offsets)
         return outputs, failure
@@ -185,7 +187,7 @@ class _Run:
 
     def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor]:
         written = [args[i] for i in self._mutated]
-        return [t for t in (*outputs, *written) if isinstance(t, torch.Tensor) and t.is_cuda]
+        return [t.cuda() for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
 
     def _current_offsets(self) -> list[int]:
         return [generator.get_offset() for generator in self._generators]
@@ -193,6 +195,17 @@ class _Run:
     def _set_offsets(self, offsets: Iterable[int]) -> None:
         for generator, offset in zip(self._generators, offsets, strict=True):
             generator.set_offset(offset)
+
+
+def _move_like(outputs: list[Any], replayed: Sequence[Any]) -> None:
+    """Puts tensors of the replay where the uncaptured run returned theirs on the CPU.
+
+    Attention returns its random state on the CPU, but on the GPU while capturing. What the graph
+    returns from now on is what the backward should see from now on.
+    """
+    for i, (output, replay) in enumerate(zip(outputs, replayed, strict=True)):
+        if isinstance(output, torch.Tensor) and output.device != replay.device:
+            outputs[i] = replay
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -133,6 +133,7 @@ TEST_F(ExecutableTest, NodesOfAChildGraphAreRelocated) {
   GraphExec inner_exec;
   TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
     const uint64_t result = s.pool.allocate(kBytes);
+    const RelaxedCaptureMode relaxed(driver);  // instantiating is not allowed while capturing
     const Stream other = create_stream(driver);
     PYGRAPH_CHECK(driver, stream_begin_capture(other.get(), abi::kCaptureModeThreadLocal));
     device.add_constant(other.get(), result, s.inputs[0], kCount, 4);

@@ -1,0 +1,221 @@
+"""Measuring one workload: all variants in one process, timed in turns.
+
+Each variant is compiled and warmed up alone, which gives its compile time and memory; then all are
+timed in rounds, one after the other in each round, so that a change of the machine's speed meets all
+of them. Medians over the rounds are kept, with the spread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import Inputs, Workload
+
+VARIANTS = ("eager", "inductor", "inductor+graphs", "pygraph", "hand-made graph")
+_WARM_UP = 4
+_ROUNDS = 7
+_BLOCK_SECONDS = 0.06
+
+
+@dataclasses.dataclass
+class Row:
+    """Results of one variant on one workload. Times in microseconds, memory in MiB."""
+
+    workload: str
+    mode: str
+    batch: int
+    backend: str
+    us: float  # per call, calls in a row
+    us_spread: float  # (largest - smallest) / median over the rounds
+    latency_us: float  # per call, with a synchronize after each
+    host_us: float  # of the caller's thread per call
+    peak_mib: float  # allocated by PyTorch while running, model and inputs included
+    compile_peak_mib: float  # the same from compilation to the fourth call
+    compile_s: float  # from torch.compile to the end of the fourth call
+    rel_err: float  # largest difference from uncaptured Inductor / its largest value
+
+
+class Variant:
+    """One way to run the workload's step."""
+
+    def __init__(self, name: str, workload: Workload, module: torch.nn.Module) -> None:
+        self.name = name
+        self.row = Row(workload.name, workload.mode, workload.batch, name, *[0.0] * 8)
+        self._training = workload.mode == "training"
+        self._module = module
+        self.model: Callable[..., Any] = _compile(name, module)
+
+    def step(self, inputs: Inputs) -> Any:
+        args, kwargs = inputs
+        if not self._training:
+            with torch.no_grad():
+                return self.model(*args, **kwargs)
+        self._module.zero_grad(set_to_none=True)
+        loss = self.model(*args, **kwargs)
+        loss.backward()
+        return loss
+
+
+class HandMadeGraph(Variant):
+    """torch.cuda.graph around one whole step of the Inductor variant, on one fixed input."""
+
+    def __init__(self, workload: Workload, module: torch.nn.Module, inputs: Inputs) -> None:
+        super().__init__("hand-made graph", workload, module)
+        self._inductor = Variant("inductor", workload, module)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._inductor.step(inputs)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._output = self._inductor.step(inputs)
+
+    def step(self, inputs: Inputs) -> Any:
+        self._graph.replay()
+        return self._output
+
+
+def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    if name == "inductor":
+        return torch.compile(module)
+    if name == "inductor+graphs":
+        return torch.compile(module, mode="reduce-overhead")
+    if name == "pygraph":
+        return torch.compile(module, backend="pygraph")
+    return module
+
+
+def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Row]:
+    """Measures the workload in this process. A variant that fails is left out, with a message."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    module = workload.build().cuda()
+    module.train(workload.mode == "training")
+    inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
+    base = _allocated()
+    ready = []
+    for name in variants:
+        try:
+            ready.append(_prepare(name, workload, module, inputs, base))
+        except Exception as error:
+            print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+    _time_in_turns(ready, inputs)
+    _compare_results(ready, inputs)
+    return [variant.row for variant in ready]
+
+
+def _prepare(
+    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs], base: float
+) -> Variant:
+    from torch._inductor.utils import fresh_cache
+
+    before = _allocated()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    with fresh_cache() if name not in ("eager", "hand-made graph") else contextlib.nullcontext():
+        if name == "hand-made graph":
+            variant: Variant = HandMadeGraph(workload, module, inputs[0])
+        else:
+            variant = Variant(name, workload, module)
+        result = None
+        for i in range(_WARM_UP):
+            result = variant.step(inputs[i % len(inputs)])
+        torch.cuda.synchronize()
+        variant.row.compile_s = time.perf_counter() - start
+    variant.row.compile_peak_mib = _peak() - before + base
+    torch.cuda.reset_peak_memory_stats()
+    for i in range(3):
+        result = variant.step(inputs[i % len(inputs)])
+    variant.row.peak_mib = _peak() - before + base
+    del result
+    module.zero_grad(set_to_none=True)
+    return variant
+
+
+def _allocated() -> float:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated() / 2**20
+
+
+def _peak() -> float:
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**20
+
+
+def _time_in_turns(variants: list[Variant], inputs: list[Inputs]) -> None:
+    throughput: dict[str, list[float]] = {v.name: [] for v in variants}
+    latency: dict[str, list[float]] = {v.name: [] for v in variants}
+    host: dict[str, list[float]] = {v.name: [] for v in variants}
+    calls = {v.name: _calls_per_block(v, inputs) for v in variants}
+    gc.collect()
+    gc.disable()
+    for _ in range(_ROUNDS):
+        for variant in variants:
+            count = calls[variant.name]
+            for i in range(3):
+                variant.step(inputs[i % len(inputs)])
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for i in range(count):
+                variant.step(inputs[i % len(inputs)])
+            issued = time.perf_counter()
+            torch.cuda.synchronize()
+            throughput[variant.name].append((time.perf_counter() - start) / count * 1e6)
+            host[variant.name].append((issued - start) / count * 1e6)
+            start = time.perf_counter()
+            for i in range(max(1, count // 2)):
+                variant.step(inputs[i % len(inputs)])
+                torch.cuda.synchronize()
+            latency[variant.name].append((time.perf_counter() - start) / max(1, count // 2) * 1e6)
+        gc.collect()
+    gc.enable()
+    for variant in variants:
+        times = throughput[variant.name]
+        variant.row.us = statistics.median(times)
+        variant.row.us_spread = (max(times) - min(times)) / variant.row.us
+        variant.row.latency_us = statistics.median(latency[variant.name])
+        variant.row.host_us = statistics.median(host[variant.name])
+
+
+def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
+    start = time.perf_counter()
+    for i in range(5):
+        variant.step(inputs[i % len(inputs)])
+    torch.cuda.synchronize()
+    return max(4, min(500, int(_BLOCK_SECONDS / ((time.perf_counter() - start) / 5))))
+
+
+def _compare_results(variants: list[Variant], inputs: list[Inputs]) -> None:
+    """The first result of the step, from equal seeds, against uncaptured Inductor's."""
+    results: dict[str, torch.Tensor] = {}
+    for variant in variants:
+        torch.manual_seed(1234)
+        if variant.name != "hand-made graph":
+            results[variant.name] = _first_tensor(variant.step(inputs[0])).detach().float().clone()
+    reference = results.get("inductor")
+    for variant in variants:
+        if reference is None or variant.name not in results:
+            variant.row.rel_err = float("nan")
+            continue
+        scale = reference.abs().max().clamp_min(1e-30)
+        variant.row.rel_err = float((results[variant.name] - reference).abs().max() / scale)
+
+
+def _first_tensor(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    values = output.values() if hasattr(output, "values") else output
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return max(tensors, key=lambda t: t.numel())

@@ -1,0 +1,157 @@
+"""The workloads: real models from configurations with random weights, and small ones with one point.
+
+A workload builds its module and makes input sets; the runner calls ``module(*args, **kwargs)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One row of the table: a model in one mode at one batch size."""
+
+    name: str
+    mode: str  # "inference" or "training"
+    batch: int
+    build: Callable[[], nn.Module]
+    make_inputs: Callable[[int], Inputs]  # batch -> inputs on the GPU
+    input_sets: int = 4
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{self.mode}"
+
+
+class Chain(nn.Module):
+    """Elementwise operations over all inputs: nothing but launch and input costs."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = inputs[0]
+        for x in inputs[1:]:
+            y = torch.tanh(y) + x
+        return y.sum(-1), y
+
+
+class Autoencoder(nn.Module):
+    """DeepRecommender's shape: a very wide input and output around a narrow middle."""
+
+    def __init__(self, items: int = 197951) -> None:
+        super().__init__()
+        sizes = [items, 512, 512, 1024]
+        encoder = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        back = sizes[::-1]
+        decoder = [nn.Linear(a, b) for a, b in zip(back, back[1:], strict=False)]
+        self.layers = nn.ModuleList(encoder + decoder)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.selu(layer(x))
+        return x
+
+
+class Scalar(nn.Module):
+    """A model with its loss, so that every training step ends in one number."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.model(*args, **kwargs)
+        if not self.training:
+            return out
+        loss = getattr(out, "loss", None)
+        return loss if loss is not None else out.float().square().mean()
+
+
+def _tokens(vocabulary: int, length: int, key: str) -> Callable[[int], Inputs]:
+    def make(batch: int) -> Inputs:
+        ids = torch.randint(0, vocabulary, (batch, length), device="cuda")
+        kwargs: dict[str, Any] = {"input_ids": ids}
+        if key == "classes":
+            kwargs["attention_mask"] = torch.ones_like(ids)
+            kwargs["labels"] = torch.randint(0, 2, (batch,), device="cuda")
+        else:
+            kwargs["labels"] = ids.clone()
+        return (), kwargs
+
+    return make
+
+
+def _images(batch: int) -> Inputs:
+    return (torch.randn(batch, 3, 224, 224, device="cuda"),), {}
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return Scalar(BertForSequenceClassification(BertConfig()))
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return Scalar(GPT2LMHeadModel(GPT2Config(use_cache=False)))
+
+
+def _xlnet() -> nn.Module:
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    config = XLNetConfig(n_layer=12, d_model=768, n_head=12, d_inner=3072, use_mems_eval=False)
+    return Scalar(XLNetLMHeadModel(config))
+
+
+def _timm(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import timm
+
+        return Scalar(timm.create_model(name))
+
+    return build
+
+
+def _models(mode: str, batch: int, image_batch: int) -> list[Workload]:
+    return [
+        Workload("bert", mode, batch, _bert, _tokens(30000, 128, "classes")),
+        Workload("gpt2", mode, batch, _gpt2, _tokens(50000, 128, "labels")),
+        Workload("xlnet", mode, batch, _xlnet, _tokens(30000, 128, "labels")),
+        Workload("resnet18", mode, image_batch, _timm("resnet18"), _images),
+        Workload("deit_tiny", mode, image_batch, _timm("deit_tiny_patch16_224"), _images),
+    ]
+
+
+WORKLOADS: list[Workload] = [
+    Workload(
+        "chain_16x1KB",
+        "inference",
+        1,
+        Chain,
+        lambda _: (tuple(torch.randn(256, device="cuda") for _ in range(16)), {}),
+    ),
+    Workload(
+        "chain_4x256MB",
+        "inference",
+        1,
+        Chain,
+        lambda _: (tuple(torch.randn(8192, 8192, device="cuda") for _ in range(4)), {}),
+        input_sets=2,
+    ),
+    Workload(
+        "autoencoder",
+        "inference",
+        8192,
+        Autoencoder,
+        lambda batch: ((torch.rand(batch, 197951, device="cuda"),), {}),
+    ),
+    *_models("inference", 1, 1),
+    *_models("training", 8, 16),
+]

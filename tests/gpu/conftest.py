@@ -1,0 +1,21 @@
+"""Fixtures of the GPU tests: a clean compiler before each test, no leaked memory after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import pygraph
+from pygraph import runtime
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    runtime.partitions.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+    pygraph.reset()

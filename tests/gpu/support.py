@@ -1,0 +1,75 @@
+"""What the GPU tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pygraph
+
+
+def compiled(function: Any, **kwargs: Any) -> Any:
+    return torch.compile(function, backend="pygraph", **kwargs)
+
+
+def captured() -> list[pygraph.GraphStats]:
+    return [row for row in pygraph.stats() if row.state == "captured"]
+
+
+def refusals() -> list[str]:
+    return [row.reason for row in pygraph.stats() if row.state == "refused"]
+
+
+def randn(*size: int, **kwargs: Any) -> torch.Tensor:
+    return torch.randn(*size, device="cuda", **kwargs)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Same structure, same metadata, bitwise equal."""
+    if isinstance(expected, (tuple, list)):
+        assert type(actual) is type(expected) and len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
+            assert_same(a, b)
+    elif isinstance(expected, torch.Tensor):
+        assert actual.shape == expected.shape and actual.dtype == expected.dtype
+        assert actual.stride() == expected.stride() and actual.device == expected.device
+        assert torch.equal(actual, expected)
+    else:
+        assert actual == expected
+
+
+def check_inference(
+    function: Callable[..., Any],
+    make_inputs: Callable[[], tuple[Any, ...]],
+    calls: int = 5,
+    graphs: int = 1,
+) -> None:
+    """Calls the function through PyGraph and through Inductor on equal inputs; compares all results
+    at the end, so that a result overwritten by a later call shows."""
+    reference = torch.compile(function)
+    inputs = [make_inputs() for _ in range(calls)]
+
+    def run(f: Callable[..., Any]) -> list[Any]:
+        copies = [tuple(_copy(x) for x in args) for args in inputs]
+        with torch.no_grad():
+            results = [f(*args) for args in copies]
+        return [*results, *copies]
+
+    expected = run(reference)
+    torch._dynamo.reset()
+    actual = run(compiled(function))
+    assert_same(actual, expected)
+    rows = captured()
+    assert len(rows) == graphs, pygraph.stats()
+    assert all(row.replays >= 1 for row in rows)
+
+
+def _copy(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    storage = x.untyped_storage().clone()
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        storage, x.storage_offset(), x.size(), x.stride()
+    )

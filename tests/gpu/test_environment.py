@@ -1,0 +1,150 @@
+"""What surrounds a call: user graphs, profilers, modes, caches, resets, dispatch modes."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import pygraph
+
+from .support import assert_same, captured, check_inference, compiled, randn
+
+
+def _warm(model: object, x: torch.Tensor, calls: int = 4) -> torch.Tensor:
+    with torch.no_grad():
+        for _ in range(calls):
+            result = model(x)
+    return result
+
+
+def test_a_users_own_graph_around_the_call() -> None:
+    model = compiled(lambda x: torch.relu(x @ x))
+    x = randn(64, 64)
+    _warm(model, x)
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        model(x)
+    torch.cuda.synchronize()
+    replays = captured()[0].replays
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        result = model(x)
+    assert captured()[0].replays == replays
+    x.copy_(randn(64, 64))
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(result, torch.relu(x @ x))
+
+
+def test_the_profiler_sees_kernels_and_recording_waits_for_it() -> None:
+    model = compiled(lambda x: torch.relu(x @ x) + 1)
+    x = randn(64, 64)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, profile_memory=True):
+        _warm(model, x)
+    assert captured() == []
+    _warm(model, x)
+    assert len(captured()) == 1
+    with torch.profiler.profile(activities=activities) as profile:
+        result = _warm(model, x)
+        torch.cuda.synchronize()
+    torch.testing.assert_close(result, torch.relu(x @ x) + 1)
+    assert any(event.device_type == torch.profiler.DeviceType.CUDA for event in profile.events())
+
+
+def test_max_autotune() -> None:
+    model = compiled(lambda x: torch.relu(x @ x), mode="max-autotune")
+    x = randn(128, 128)
+    torch.testing.assert_close(_warm(model, x), torch.relu(x @ x), atol=1e-2, rtol=1e-2)
+    assert len(captured()) == 1
+
+
+def test_a_mode_without_graphs_is_honoured() -> None:
+    model = compiled(lambda x: torch.relu(x @ x), mode="max-autotune-no-cudagraphs")
+    _warm(model, randn(64, 64))
+    assert pygraph.stats() == []
+
+
+def test_a_warm_code_cache_still_gets_graphs() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ x) * 0.123
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        _warm(compiled(function), randn(64, 64))
+        assert any(row.replays for row in captured())
+
+
+def test_dynamo_reset_in_the_middle() -> None:
+    model = compiled(lambda x: torch.cos(x) * 3)
+    x = randn(64)
+    _warm(model, x)
+    torch._dynamo.reset()
+    assert_same(_warm(model, x), _warm(model, x))
+
+
+def test_reset_gives_up_graphs_and_the_program_goes_on() -> None:
+    model = compiled(lambda x: torch.cos(x) * 5)
+    x = randn(64)
+    first = _warm(model, x)
+    pygraph.reset()
+    assert captured() == []
+    assert_same(_warm(model, x), first)
+    assert len(captured()) == 1
+
+
+def test_inference_mode() -> None:
+    model = compiled(lambda x: torch.relu(x @ x))
+    x = randn(64, 64)
+    with torch.inference_mode():
+        for _ in range(4):
+            result = model(x)
+    assert result.is_inference()
+    torch.testing.assert_close(result, torch.relu(x @ x))
+
+
+def test_a_branch_of_torch_cond() -> None:
+    def branch(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ x)
+        return torch.cond(flag, lambda y: y + 1, lambda y: y - 1, (y,)) * 2
+
+    flags = iter([True, False] * 3)
+    check_inference(
+        branch,
+        lambda: (torch.tensor(next(flags), device="cuda"), randn(32, 32)),
+        calls=6,
+        graphs=2,
+    )
+
+
+def test_a_cut_in_the_middle_makes_two_graphs() -> None:
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ x)
+        count = (y > 1e9).nonzero().shape[0]
+        return torch.sin(y) + count
+
+    check_inference(cut, lambda: (randn(32, 32),), graphs=2)
+
+
+def test_fake_tensors_run_the_plain_function() -> None:
+    model = compiled(lambda x: x + 1)
+    _warm(model, randn(8))
+    with FakeTensorMode():
+        fake = torch.empty(8, device="cuda")
+        assert model(fake).shape == (8,)
+
+
+def test_a_graph_of_cpu_operations_only() -> None:
+    model = compiled(lambda x: x * 2 + 1)
+    x = torch.randn(16)
+    assert_same(model(x), x * 2 + 1)
+    assert pygraph.stats() == []
+
+
+def test_step_marks_stay_harmless() -> None:
+    model = compiled(lambda x: x * 2)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = randn(8)
+            assert_same(model(x), x * 2)

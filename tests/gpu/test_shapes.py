@@ -1,0 +1,86 @@
+"""Changing shapes: one graph per shape, a bound on their number, memory given back."""
+
+from __future__ import annotations
+
+import torch
+
+import pygraph
+
+from .support import captured, compiled, randn, refusals
+
+
+def _run(model: object, sizes: list[int]) -> None:
+    with torch.no_grad():
+        for size in sizes:
+            x = randn(size, 64)
+            torch.testing.assert_close(model(x), torch.relu(x @ x.t()) @ x, atol=0.5, rtol=0.01)
+
+
+def _function(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ x.t()) @ x
+
+
+def test_one_graph_per_shape() -> None:
+    _run(compiled(_function, dynamic=True), [16, 24, 32] * 4)
+    rows = captured()
+    assert len(rows) == 3
+    assert all(row.replays >= 2 for row in rows)
+
+
+def test_a_shape_that_comes_once_is_not_recorded() -> None:
+    _run(compiled(_function, dynamic=True), list(range(16, 48, 4)))
+    assert captured() == []
+
+
+def test_the_least_recently_used_graph_is_dropped() -> None:
+    model = compiled(_function, dynamic=True, options={"pygraph.max_graphs": 2})
+    _run(model, [16, 16, 24, 24, 16, 32, 32, 16, 16])
+    assert len(captured()) == 2
+    _run(model, [24, 24, 24])
+    assert len(captured()) == 2
+
+
+def test_shapes_that_never_settle_stop_being_recorded() -> None:
+    model = compiled(_function, dynamic=True, options={"pygraph.max_graphs": 1})
+    _run(model, [size for size in range(16, 80, 8) for _ in range(2)])
+    assert any("do not settle" in reason for reason in refusals())
+
+
+def test_memory_is_given_back() -> None:
+    model = compiled(_function, dynamic=True)
+    _run(model, [512, 512, 512])
+    workspace = captured()[0].workspace_bytes
+    assert workspace >= 512 * 512 * 4
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    pygraph.reset()
+    assert before - torch.cuda.memory_allocated() >= workspace
+    _run(model, [512, 512, 512])
+    assert len(captured()) == 1
+
+
+def test_recording_leaves_no_reserved_memory_behind() -> None:
+    model = compiled(lambda x: torch.relu(x + 1) * 2)
+    x = randn(1 << 26)
+    with torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_reserved()
+        free_before, _ = torch.cuda.mem_get_info()
+        model(x)
+        torch.cuda.synchronize()
+        free_after, _ = torch.cuda.mem_get_info()
+    assert len(captured()) == 1
+    assert torch.cuda.memory_reserved() - before <= 1 << 28
+    assert free_before - free_after <= (1 << 28) + (64 << 20)
+
+
+def test_all_graphs_share_one_workspace() -> None:
+    model = compiled(_function, dynamic=True)
+    _run(model, [256, 256, 256])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    _run(model, [128, 128, 128, 64, 64, 64])
+    torch.cuda.synchronize()
+    assert len(captured()) == 3
+    assert torch.cuda.memory_allocated() == before

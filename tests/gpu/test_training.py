@@ -1,0 +1,200 @@
+"""Training: saved tensors, accumulation, random numbers, mixed precision, checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from .support import assert_same, captured, compiled, randn
+
+
+def _model(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Dropout(dropout), nn.LayerNorm(64), nn.Linear(64, 64)
+    ).cuda()
+
+
+def _gradients(module: nn.Module) -> list[torch.Tensor]:
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    return gradients
+
+
+def _compare(
+    module: nn.Module, step: Callable[[Callable[..., torch.Tensor], int], object], calls: int = 6
+) -> None:
+    """Runs steps with Inductor and with PyGraph from the same seeds; gradients must be equal."""
+
+    def run(model: Callable[..., torch.Tensor]) -> list[object]:
+        results: list[object] = []
+        for call in range(calls):
+            torch.manual_seed(call)
+            results.append(step(model, call))
+            results.append(_gradients(module))
+        return results
+
+    expected = run(torch.compile(module))
+    torch._dynamo.reset()
+    assert_same(run(compiled(module)), expected)
+    assert {row.name for row in captured()} >= {"forward", "backward"}
+
+
+def test_forward_and_backward() -> None:
+    x = randn(16, 64)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> float:
+        loss = model(x + call).square().mean()
+        loss.backward()
+        return loss.item()
+
+    _compare(_model(), step)
+
+
+def test_dropout_draws_the_uncaptured_numbers() -> None:
+    x = randn(16, 64)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> float:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.item() + torch.rand((), device="cuda").item()
+
+    _compare(_model(dropout=0.5), step)
+
+
+def test_two_replays_draw_different_numbers() -> None:
+    model = compiled(lambda x: nn.functional.dropout(x, 0.5))
+    x = torch.ones(1000, device="cuda")
+    with torch.no_grad():
+        masks = [model(x) for _ in range(6)]
+    assert all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i])
+    assert captured()[0].replays >= 4
+
+
+def test_two_forwards_before_two_backwards() -> None:
+    x, y = randn(16, 64), randn(16, 64)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> None:
+        first, second = model(x), model(y)
+        first.square().mean().backward()
+        second.sum().backward()
+
+    _compare(_model(), step)
+
+
+def test_gradient_accumulation() -> None:
+    batches = [randn(16, 64) for _ in range(3)]
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> None:
+        for batch in batches:
+            model(batch).square().mean().backward()
+
+    _compare(_model(), step)
+
+
+def test_retain_graph() -> None:
+    x = randn(16, 64)
+    module = _model()
+
+    def run(model: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        for _ in range(4):
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return _gradients(module)
+
+    with torch._functorch.config.patch(donated_buffer=False):
+        expected = run(torch.compile(module))
+        torch._dynamo.reset()
+        assert_same(run(compiled(module)), expected)
+
+
+def test_activation_checkpointing_with_dropout() -> None:
+    inner = _model(dropout=0.5)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    x = randn(16, 64, requires_grad=True)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> float:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.item()
+
+    _compare(Checkpointed(), step)
+
+
+def test_autocast_and_grad_scaler() -> None:
+    module = _model()
+    x = randn(16, 64)
+
+    def run(model: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        start = [p.detach().clone() for p in module.parameters()]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(6):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        end = [p.detach().clone() for p in module.parameters()]
+        with torch.no_grad():
+            for p, value in zip(module.parameters(), start, strict=True):
+                p.copy_(value)
+        return end
+
+    expected = run(torch.compile(module))
+    torch._dynamo.reset()
+    assert_same(run(compiled(module)), expected)
+    assert {row.name for row in captured()} >= {"forward", "backward"}
+
+
+def test_batch_norm_updates_its_running_statistics() -> None:
+    module = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)).cuda()
+    state = {k: v.clone() for k, v in module.state_dict().items()}
+    inputs = [randn(16, 32) for _ in range(6)]
+
+    def run(model: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        module.load_state_dict(state)
+        for x in inputs:
+            model(x).square().mean().backward()
+        return [v.clone() for v in module.state_dict().values()]
+
+    expected = run(torch.compile(module))
+    torch._dynamo.reset()
+    assert_same(run(compiled(module)), expected)
+
+
+def test_attention_with_dropout() -> None:
+    """Its random state is a CPU tensor uncaptured and a GPU tensor captured."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(64, 192)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.project(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+    torch.manual_seed(1)
+    module = Attention().cuda()
+    x = randn(2, 32, 64)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> float:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.item()
+
+    _compare(module, step)
