@@ -1,8 +1,9 @@
 """Measuring one workload: all variants in one process, timed in turns.
 
-Each variant is compiled and warmed up alone, which gives its compile time and memory; then all are
-timed in rounds, one after the other in each round, so that a change of the machine's speed meets all
-of them. Medians over the rounds are kept, with the spread.
+First each variant alone: compiled with empty caches and run, which gives its compile time and its
+memory, then dropped with all it holds. Then all variants together (compiled from the caches of the
+first pass) are timed in rounds, one after the other in each round, so that a change of the machine's
+speed meets all of them. Medians over the rounds are kept, with the spread.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._inductor.cudagraph_trees
+import torch._inductor.utils
 
+import pygraph
 from benchmarks.workloads import Inputs, Workload
 
 VARIANTS = ("eager", "inductor", "inductor+graphs", "pygraph", "hand-made graph")
@@ -103,50 +109,87 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
     module = workload.build().cuda()
     module.train(workload.mode == "training")
     inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
-    base = _allocated()
     ready = []
-    for name in variants:
-        try:
-            ready.append(_prepare(name, workload, module, inputs, base))
-        except Exception as error:
-            print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+    with tempfile.TemporaryDirectory() as caches:
+        alone = {}
+        for name in variants:
+            try:
+                alone[name] = _measure_alone(name, workload, module, inputs, caches)
+            except Exception as error:
+                print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+        for name, row in alone.items():
+            with _cache_folder(caches, name):
+                variant = _make(name, workload, module, inputs)
+                variant.row = row
+                for i in range(_WARM_UP):
+                    variant.step(inputs[i % len(inputs)])
+            ready.append(variant)
     _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
+    for graph in pygraph.stats():
+        if graph.state == "refused":
+            print(f"  {workload.key}: {graph.name} uncaptured: {graph.reason}", flush=True)
     return [variant.row for variant in ready]
 
 
-def _prepare(
-    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs], base: float
+def _make(
+    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]
 ) -> Variant:
-    from torch._inductor.utils import fresh_cache
+    if name == "hand-made graph":
+        return HandMadeGraph(workload, module, inputs[0])
+    return Variant(name, workload, module)
 
-    before = _allocated()
+
+def _measure_alone(
+    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs], caches: str
+) -> Row:
+    _drop_everything(module)
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    with fresh_cache() if name not in ("eager", "hand-made graph") else contextlib.nullcontext():
-        if name == "hand-made graph":
-            variant: Variant = HandMadeGraph(workload, module, inputs[0])
-        else:
-            variant = Variant(name, workload, module)
+    with _cache_folder(caches, name):
+        variant = _make(name, workload, module, inputs)
         result = None
         for i in range(_WARM_UP):
             result = variant.step(inputs[i % len(inputs)])
         torch.cuda.synchronize()
-        variant.row.compile_s = time.perf_counter() - start
-    variant.row.compile_peak_mib = _peak() - before + base
+    row = variant.row
+    row.compile_s = time.perf_counter() - start
+    row.compile_peak_mib = _peak()
     torch.cuda.reset_peak_memory_stats()
     for i in range(3):
         result = variant.step(inputs[i % len(inputs)])
-    variant.row.peak_mib = _peak() - before + base
-    del result
+    row.peak_mib = _peak()
+    del result, variant
+    _drop_everything(module)
+    return row
+
+
+def _drop_everything(module: torch.nn.Module) -> None:
+    """Back to the module and its inputs: no compiled code, graphs, gradients, workspaces."""
     module.zero_grad(set_to_none=True)
-    return variant
-
-
-def _allocated() -> float:
+    torch._dynamo.reset()
+    torch._inductor.cudagraph_trees.reset_cudagraph_trees()
     gc.collect()
     torch.cuda.synchronize()
-    return torch.cuda.memory_allocated() / 2**20
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _cache_folder(caches: str, name: str) -> Iterator[None]:
+    """Inductor's caches in a folder of the variant's own."""
+    folder = os.path.join(caches, name.replace(" ", "_"))
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
+    torch._inductor.utils.clear_caches()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
 
 
 def _peak() -> float:

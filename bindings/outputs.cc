@@ -1,6 +1,8 @@
 #include "outputs.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <map>
@@ -9,6 +11,29 @@
 
 namespace pygraph {
 namespace {
+
+constexpr uint64_t kAlignment = 512;
+// Larger tensors get memory of their own: there the allocator's microsecond does not count.
+constexpr uint64_t kLargestInBlock = uint64_t{16} << 20;
+
+uint64_t align_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Device memory that several storages share; freed with the last of them.
+struct SharedBlock : c10::intrusive_ptr_target {
+  explicit SharedBlock(c10::DataPtr given) : memory(std::move(given)) {}
+  c10::DataPtr memory;
+};
+
+c10::DataPtr part_of(const c10::intrusive_ptr<SharedBlock>& block, uint64_t offset,
+                     c10::Device device) {
+  auto* address = static_cast<std::byte*>(block->memory.get()) + offset;
+  c10::raw::intrusive_ptr::incref(block.get());
+  return {address, block.get(),
+          [](void* context) {
+            c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(context));
+          },
+          device};
+}
 
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
   return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
@@ -129,16 +154,49 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
     plan.outputs.push_back(std::move(output));
     plan.persistent.push_back(persistent);
   }
+  plan.is_saved.assign(plan.storage_bytes.size(), 0);
   return plan;
+}
+
+void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions) {
+  std::vector<uint8_t> is_saved_output(plan.outputs.size(), 0);
+  for (const uint32_t position : positions) is_saved_output.at(position) = 1;
+  plan.is_saved.assign(plan.storage_bytes.size(), 1);
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    const Output& output = plan.outputs[i];
+    if (output.kind == OutputKind::kFresh && is_saved_output[i] == 0) {
+      plan.is_saved[output.source] = 0;
+    }
+  }
+  for (size_t s = 0; s < plan.storage_bytes.size(); ++s) {
+    if (plan.storage_bytes[s] > kLargestInBlock) plan.is_saved[s] = 0;
+  }
 }
 
 std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device) {
   static c10::Allocator* allocator = c10::GetAllocator(device.type());
+  const bool use_block = !at::SavedTensorDefaultHooks::get_hooks().has_value();
+  const auto in_block = [&](size_t i) { return use_block && plan.is_saved[i] != 0; };
+  uint64_t block_bytes = 0;
+  for (size_t i = 0; i < plan.storage_bytes.size(); ++i) {
+    if (in_block(i)) block_bytes += align_up(plan.storage_bytes[i]);
+  }
+  c10::intrusive_ptr<SharedBlock> block;
+  if (block_bytes > 0) block = c10::make_intrusive<SharedBlock>(allocator->allocate(block_bytes));
+  uint64_t offset = 0;
   std::vector<c10::Storage> storages;
   storages.reserve(plan.storage_bytes.size());
-  for (const uint64_t bytes : plan.storage_bytes) {
-    storages.emplace_back(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes),
-                          allocator, /*resizable=*/true);
+  for (size_t i = 0; i < plan.storage_bytes.size(); ++i) {
+    const uint64_t bytes = plan.storage_bytes[i];
+    c10::DataPtr memory;
+    if (in_block(i)) {
+      memory = part_of(block, offset, device);
+      offset += align_up(bytes);
+    } else {
+      memory = allocator->allocate(bytes);
+    }
+    storages.emplace_back(c10::Storage::use_byte_size_t(), bytes, std::move(memory), allocator,
+                          /*resizable=*/true);
   }
   return storages;
 }

@@ -40,6 +40,7 @@ struct OutputPlan {
   std::vector<uint64_t> storage_bytes;      // by fresh storage
   std::vector<uint64_t> storage_addresses;  // where the recording had them
   std::vector<PyObject*> persistent;        // by output; owned references, null where unused
+  std::vector<uint8_t> is_saved;            // by fresh storage: only backward will see it
   bool is_tuple = false;
 
   OutputPlan() = default;
@@ -55,7 +56,13 @@ struct OutputPlan {
 // the range of the recording's stand-in addresses.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// One block of device memory per fresh storage, on the current stream.
+// Marks the storages that only outputs at `positions` use: tensors saved for backward.
+void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions);
+
+// Device memory for each fresh storage, on the current stream. Storages that only backward will see
+// share one block: they die together, when backward has run, and a training step has hundreds.
+// (Not so for what the user sees: a small result must not keep a large block alive, and
+// Tensor.record_stream works on whole blocks of the allocator only.)
 std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device);
 
 // The tuple or list to return. Null with a Python error set on failure.

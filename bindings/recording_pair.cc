@@ -83,8 +83,9 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   }
 }
 
-std::shared_ptr<CapturedGraph> RecordingPair::link() {
+std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& saved) {
   outputs_[0]->check_equal(*outputs_[1]);
+  mark_saved(*outputs_[1], saved);
   LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]));
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
                                          random_, std::move(graph_), std::move(linked));

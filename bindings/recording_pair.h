@@ -32,8 +32,9 @@ class RecordingPair {
   // The last `random.size()` nodes are sentinels, one per source (see philox.h).
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
 
-  // After both: match, scan, plan, and make the graph executable. Call once.
-  std::shared_ptr<CapturedGraph> link();
+  // After both: match, scan, plan, and make the graph executable. Call once. `saved` are the outputs
+  // that only backward will see.
+  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& saved);
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was written.
   void poison() { spaces_[1]->poison(); }

@@ -37,6 +37,9 @@ namespace pygraph {
   X(event_create, "cuEventCreate", 2000, CUevent*, unsigned)                                      \
   X(event_record, "cuEventRecord", 2000, CUevent, CUstream)                                       \
   X(event_destroy, "cuEventDestroy", 4000, CUevent)                                               \
+  X(graph_create, "cuGraphCreate", 10000, CUgraph*, unsigned)                                     \
+  X(graph_add_child, "cuGraphAddChildGraphNode", 10000, CUgraphNode*, CUgraph,                    \
+    const CUgraphNode*, size_t, CUgraph)                                                          \
   X(graph_get_nodes, "cuGraphGetNodes", 10000, CUgraph, CUgraphNode*, size_t*)                    \
   X(graph_get_edges, "cuGraphGetEdges", 12030, CUgraph, CUgraphNode*, CUgraphNode*,               \
     abi::EdgeData*, size_t*)                                                                      \

@@ -141,6 +141,7 @@ def _attach(
             argument_count=len(mapping),
             static=frozenset(i for i, source in enumerate(mapping) if source in static),
             mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
+            saved=_saved_outputs(route) if kind == "forward" else (),
         )
         return lambda function: Partition(function, info, config.own).callable
 
@@ -149,6 +150,17 @@ def _attach(
         compiled.current_callable = runtime.engine().whole_graph_callable(
             runner.partitions[0], compiled.current_callable, route.inputs, route.outputs
         )
+
+
+def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:
+    """Partition outputs that AOTAutograd saves for backward and nobody else sees."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if route is None or metadata is None:
+        return ()
+    visible = {k for made, k in route.outputs[: metadata.num_forward] if made}
+    saved = {k for made, k in route.outputs[metadata.num_forward :] if made}
+    return tuple(sorted(saved - visible))
 
 
 backend = Backend()

@@ -42,6 +42,7 @@ class PartitionInfo:
     argument_count: int  # as many as `static` and `mutated` speak of, integers excluded
     static: frozenset[int]  # inputs that should keep their address
     mutated: frozenset[int]  # inputs that should be written
+    saved: tuple[int, ...]  # outputs that only backward will see
 
 
 class State(enum.Enum):
@@ -135,6 +136,7 @@ class Partition:
                 args,
                 self.info.device,
                 draws=entry.draws,
+                saved=self.info.saved,
                 capacity=self._options.record_capacity_gib << 30,
             )
         except Exception as error:  # any failure of a recording leaves the program uncaptured

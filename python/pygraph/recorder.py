@@ -36,11 +36,13 @@ def record(
     device: int,
     *,
     draws: bool,
+    saved: Sequence[int],
     capacity: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
     draws: whether the function uses the device's default generator.
+    saved: positions of the outputs that only backward will see.
     capacity: addresses for each recording, in bytes.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
@@ -54,7 +56,7 @@ def record(
         pair = runtime.engine().RecordingPair(list(args), device, capacity)
         for index in range(2):
             _capture(function, pair, index, device, sources, generators)
-        return Recording(pair.link(), pair, generators)
+        return Recording(pair.link(list(saved)), pair, generators)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -18,17 +18,13 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.fingerprint import as_integers, fingerprint
 from pygraph.recorder import Recording
 
 # Outputs beyond this are compared by fingerprint, so that two sets never exist at the same time.
-_LARGE_BYTES = 1 << 30
-_FINGERPRINT_ROW = 4096
-_HASH_FACTOR = -7046029254386353131  # 2**64 / golden ratio, as a signed integer: odd
+_LARGE_BYTES = 1 << 26
 # How far outside the spread of uncaptured runs a replay may lie, as they are only three samples.
 _SPREAD_FACTOR = 2.0
-
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 @dataclasses.dataclass
 class Verification:
@@ -84,6 +80,8 @@ def verify(
         outputs, failure = run.compare_by_fingerprint()
     else:
         outputs, failure = run.compare_bits()
+    # Workspaces of the uncaptured runs: the graph has its own, and they come back when needed.
+    torch._C._cuda_clearCublasWorkspaces()
     return Verification(outputs, failure, max(0, _foreign_bytes() - before))
 
 
@@ -212,47 +210,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits. Waits for the device."""
     if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
         return False
-    if a.nbytes > _LARGE_BYTES // 16:
+    if a.nbytes > _LARGE_BYTES:
         return bool(fingerprint(a) == fingerprint(b))
-    return torch.equal(_as_integers(a), _as_integers(b))
-
-
-def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """A 64-bit hash of a tensor's bits, as a 0-d int64 tensor on its device.
-
-    Needs no memory to speak of: sums over rows and over columns, weighted by position.
-    """
-    if tensor.numel() == 0:
-        return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    flat = _flatten(_as_integers(tensor.detach()))
-    rows = flat.numel() // _FINGERPRINT_ROW
-    body = flat[: rows * _FINGERPRINT_ROW].view(rows, _FINGERPRINT_ROW)
-    tail = flat[rows * _FINGERPRINT_ROW :].to(torch.int64)
-    result = (tail * _weights(tail.numel(), tensor.device)).sum()
-    if rows > 0:
-        by_row = body.sum(1, dtype=torch.int64)
-        by_column = body.sum(0, dtype=torch.int64)
-        result = result + (by_row * _weights(rows, tensor.device)).sum() * 3
-        result = result + (by_column * _weights(_FINGERPRINT_ROW, tensor.device)).sum() * 5
-    return result
-
-
-def _weights(count: int, device: torch.device) -> torch.Tensor:
-    mixed = torch.arange(1, count + 1, device=device) * _HASH_FACTOR
-    return mixed ^ (mixed >> 29)
-
-
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.view(_INTEGER_OF_SIZE[tensor.element_size()])
-
-
-def _flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in one dimension, without a copy where the memory is dense."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    dense = tensor.permute(order)
-    return dense.view(-1) if dense.is_contiguous() else tensor.reshape(-1)
+    return torch.equal(as_integers(a), as_integers(b))
 
 
 def _fingerprints_of(outputs: Iterable[Any]) -> list[torch.Tensor]:
@@ -290,10 +250,10 @@ def _is_within_spread(
     replayed: torch.Tensor, expected: torch.Tensor, samples: Sequence[torch.Tensor]
 ) -> bool:
     """Whether the replay is as close to one uncaptured run as further uncaptured runs are."""
-    differs = _as_integers(replayed) != _as_integers(expected)
+    differs = as_integers(replayed) != as_integers(expected)
     unstable = torch.zeros_like(differs)
     for sample in samples:
-        unstable |= _as_integers(sample) != _as_integers(expected)
+        unstable |= as_integers(sample) != as_integers(expected)
     if not bool(unstable.any()):
         return False  # the uncaptured runs agree with each other
     if not bool((differs & ~unstable).any()):

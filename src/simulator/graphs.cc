@@ -108,6 +108,28 @@ void run_graph(const SimulatedGraph& graph) {
 
 namespace functions {
 
+abi::Result graph_create(CUgraph* graph, unsigned flags) {
+  if (flags != 0) return abi::kInvalidValue;
+  auto* created = new SimulatedGraph;
+  current_state()->objects.insert(created);
+  *graph = reinterpret_cast<CUgraph>(created);
+  return abi::kSuccess;
+}
+
+abi::Result graph_add_child(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                            size_t count, CUgraph child) {
+  auto created = std::make_unique<SimulatedNode>();
+  created->type = abi::kNodeGraph;
+  created->child = copy_graph(*as_graph(child));
+  created->owner = as_graph(graph);
+  for (size_t i = 0; i < count; ++i) {
+    as_graph(graph)->edges.emplace_back(as_node(dependencies[i]), created.get());
+  }
+  *node = as_handle(created.get());
+  as_graph(graph)->nodes.push_back(std::move(created));
+  return abi::kSuccess;
+}
+
 abi::Result graph_get_nodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
   const auto& all = as_graph(graph)->nodes;
   if (nodes != nullptr) {
@@ -245,10 +267,11 @@ abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::Instantiate
 abi::Result graph_upload(CUgraphExec /*exec*/, CUstream /*stream*/) { return abi::kSuccess; }
 
 abi::Result graph_launch(CUgraphExec exec, CUstream stream) {
-  auto node = std::make_unique<SimulatedNode>();
-  node->type = abi::kNodeGraph;
-  node->child = copy_graph(*as_exec(exec)->snapshot);
-  return enqueue(stream, std::move(node));
+  int status = abi::kCaptureStatusNone;
+  stream_is_capturing(stream, &status);
+  if (status != abi::kCaptureStatusNone) return abi::kCaptureUnsupported;
+  run_graph(*as_exec(exec)->snapshot);
+  return abi::kSuccess;
 }
 
 abi::Result graph_exec_destroy(CUgraphExec exec) {

@@ -63,6 +63,20 @@ TEST_F(DriverBehaviour, SynchronizingInvalidatesTheCaptureAndTheStreamRecovers) 
   EXPECT_EQ(status, abi::kCaptureStatusNone);
 }
 
+TEST_F(DriverBehaviour, AGraphCannotBeLaunchedIntoACapture) {
+  const uint64_t a = device.floats({1, 2});
+  const Graph graph = capture([&] { device.add_constant(stream.get(), a, a, 2, 1); });
+  CUgraphExec raw = nullptr;
+  abi::InstantiateParams params{};
+  PYGRAPH_CHECK(driver, graph_instantiate(&raw, graph.get(), &params));
+  const GraphExec exec(driver, raw);
+  PYGRAPH_CHECK(driver, stream_begin_capture(stream.get(), abi::kCaptureModeThreadLocal));
+  EXPECT_EQ(driver.graph_launch(exec.get(), stream.get()), abi::kCaptureUnsupported);
+  CUgraph captured = nullptr;
+  driver.stream_end_capture(stream.get(), &captured);
+  if (captured != nullptr) driver.graph_destroy(captured);
+}
+
 TEST_F(DriverBehaviour, AForkThatNeverJoinsIsRefused) {
   const uint64_t a = device.floats({1, 2});
   const Stream side = create_stream(driver);

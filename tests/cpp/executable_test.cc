@@ -127,36 +127,44 @@ TEST_F(ExecutableTest, ForkedStreamsReplayInTheirOrder) {
   }
 }
 
-// A graph launched while capturing becomes a child graph node.
+// result = (input + 4) + 5, both kernels inside a child graph.
 TEST_F(ExecutableTest, NodesOfAChildGraphAreRelocated) {
-  Graph inner;
-  GraphExec inner_exec;
-  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
-    const uint64_t result = s.pool.allocate(kBytes);
-    const RelaxedCaptureMode relaxed(driver);  // instantiating is not allowed while capturing
-    const Stream other = create_stream(driver);
-    PYGRAPH_CHECK(driver, stream_begin_capture(other.get(), abi::kCaptureModeThreadLocal));
-    device.add_constant(other.get(), result, s.inputs[0], kCount, 4);
-    device.add_constant(other.get(), result, result, kCount, 5);
+  const auto record_in_child = [&](AddressSpace& space, Graph& graph) {
+    const uint64_t input = space.allocate(kBytes, 0, AddressSpace::Content::kFloating);
+    const uint64_t result = space.allocate(kBytes, 0, AddressSpace::Content::kOther);
+    PYGRAPH_CHECK(driver, stream_begin_capture(stream.get(), abi::kCaptureModeThreadLocal));
+    device.add_constant(stream.get(), result, input, kCount, 4);
+    device.add_constant(stream.get(), result, result, kCount, 5);
     CUgraph raw = nullptr;
-    PYGRAPH_CHECK(driver, stream_end_capture(other.get(), &raw));
-    inner = Graph(driver, raw);
-    CUgraphExec exec = nullptr;
-    abi::InstantiateParams params{};
-    PYGRAPH_CHECK(driver, graph_instantiate(&exec, raw, &params));
-    inner_exec = GraphExec(driver, exec);
-    PYGRAPH_CHECK(driver, graph_launch(exec, s.stream));
-    return std::vector{result};
-  });
-  LinkedGraph linked = recordings.link(driver);
-  ASSERT_EQ(linked.recording.nodes[0].kind, NodeKind::kChildGraph);
+    PYGRAPH_CHECK(driver, stream_end_capture(stream.get(), &raw));
+    const Graph inner(driver, raw);
+    PYGRAPH_CHECK(driver, graph_create(&raw, 0));
+    graph = Graph(driver, raw);
+    CUgraphNode node = nullptr;
+    PYGRAPH_CHECK(driver, graph_add_child(&node, graph.get(), nullptr, 0, inner.get()));
+    Recording recording = read_graph(driver, graph.get());
+    recording.inputs = {{input, kBytes}};
+    recording.outputs = {result};
+    recording.allocations = {{result, kBytes, 0, Allocation::kNever}};
+    recording.address_space = space.range();
+    return recording;
+  };
+  constexpr uint64_t kCapacity = uint64_t{1} << 30;
+  AddressSpace space_a(driver, 0, kCapacity, 512);
+  AddressSpace space_b(driver, 0, kCapacity, 1536);
+  Graph first_graph;
+  Graph graph;
+  const Recording first = record_in_child(space_a, first_graph);
+  LinkedGraph linked = link(driver, first, record_in_child(space_b, graph));
   ASSERT_EQ(linked.recording.nodes.size(), 3);
-  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  ASSERT_EQ(linked.recording.nodes[0].kind, NodeKind::kChildGraph);
+  EXPECT_EQ(linked.relocations.size(), 4);
+  ExecutableGraph executable(driver, std::move(graph), std::move(linked));
   for (const float value : {1.0F, 2.0F}) {
     const uint64_t output = filled(-1);
     const uint64_t addresses[] = {filled(value), output, 0};
-    graph.bind(addresses);
-    graph.launch(stream.get());
+    executable.bind(addresses);
+    executable.launch(stream.get());
     expect_all(output, value + 9);
   }
 }
