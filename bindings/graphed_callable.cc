@@ -14,10 +14,8 @@ GraphedCallable* as_callable(PyObject* object) {
   return reinterpret_cast<GraphedCallable*>(object);
 }
 
-// A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels, and dispatch
-// modes must see the operators.
-bool must_run_uncaptured(int device) {
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
+// A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
+bool is_capturing(int device) {
   int status = 0;
   const Driver& driver = cuda_driver();
   return driver.stream_is_capturing(torch_cuda::current_stream(device), &status) != abi::kSuccess ||
@@ -105,11 +103,13 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable,
                                                    PyObject* arguments) {
   try {
-    if (must_run_uncaptured(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
+    if (is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return {nullptr, ReplayStatus::kError};
   }
+  // Dispatch modes must see the operators.
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
   auto& graphs = *callable.graphs;
   for (size_t i = 0; i < graphs.size(); ++i) {
     if (!graphs[i]->matches(arguments)) continue;

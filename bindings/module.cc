@@ -95,10 +95,11 @@ void bind_graphed_callable(py::module_& m) {
     return add_graph(callable.ptr(), std::move(graph), limit);
   });
   m.def("whole_graph_callable",
-        [](const py::object& partition, const py::object& fallback, std::vector<int> inputs,
-           const std::vector<std::pair<bool, int>>& outputs) {
-          return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(),
-                                                 std::move(inputs), outputs));
+        [](const py::object& partition, const py::object& fallback, bool takes_list,
+           int input_count, std::vector<int> inputs, std::vector<std::pair<bool, int>> outputs) {
+          return steal(make_whole_graph_callable(
+              partition.ptr(), fallback.ptr(), takes_list,
+              {input_count, std::move(inputs), std::move(outputs)}));
         });
   m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
 }
@@ -109,8 +110,8 @@ void bind_graphed_callable(py::module_& m) {
 PYBIND11_MODULE(_engine, m) {
   using namespace pygraph;  // NOLINT(google-build-using-namespace)
   m.doc() = "PyGraph's engine: record, link and replay CUDA graphs.";
-  py::register_exception<NotRelocatable>(m, "NotRelocatable");
-  py::register_exception<DriverError>(m, "DriverError");
+  py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
+  py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(describe_arguments(arguments.ptr(), cuda_device(device))));

@@ -10,6 +10,16 @@ namespace {
 // Different gaps make distances between buffers differ between the recordings, not only addresses.
 constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
 
+constexpr size_t kScrubbedStack = size_t{512} << 10;
+
+// Zeroes the stack below the caller, where the recorded code will run. Kernels whose parameters are
+// large structs (lists of tensors) are launched with whatever the stack held in the unused part;
+// without this, that is addresses from before the recording, which nothing could explain.
+__attribute__((noinline)) void scrub_stack() {
+  volatile std::byte garbage[kScrubbedStack];
+  for (size_t i = 0; i < kScrubbedStack; ++i) garbage[i] = std::byte{0};
+}
+
 }  // namespace
 
 RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
@@ -47,6 +57,7 @@ PyObject* RecordingPair::stand_ins(int index) {
 
 void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
+  scrub_stack();
   scope_.emplace(driver_, stream, *spaces_[index]);
 }
 

@@ -7,59 +7,69 @@
 namespace pygraph {
 namespace {
 
-struct Route {
-  std::vector<int> inputs;
-  std::vector<std::pair<bool, int>> outputs;
-};
-
 struct WholeGraph {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* partition;
   PyObject* fallback;
+  bool takes_list;
   Route* route;
 };
 
 WholeGraph* as_whole_graph(PyObject* object) { return reinterpret_cast<WholeGraph*>(object); }
 
-PyObject* partition_arguments(const Route& route, PyObject* arguments) {
+PyObject* partition_arguments(const Route& route, PyObject* const* arguments) {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(route.inputs.size()));
   if (list == nullptr) return nullptr;
   for (size_t i = 0; i < route.inputs.size(); ++i) {
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i),
-                    Py_NewRef(PyList_GET_ITEM(arguments, route.inputs[i])));
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(arguments[route.inputs[i]]));
   }
   return list;
 }
 
-PyObject* graph_outputs(const Route& route, PyObject* partition_outputs, PyObject* arguments) {
+PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
+                        PyObject* const* arguments) {
   PyObject* outputs = PyTuple_New(static_cast<Py_ssize_t>(route.outputs.size()));
   if (outputs == nullptr) return nullptr;
   for (size_t i = 0; i < route.outputs.size(); ++i) {
     const auto [is_output, index] = route.outputs[i];
-    PyObject* source = is_output ? PySequence_Fast_GET_ITEM(partition_outputs, index)
-                                 : PyList_GET_ITEM(arguments, index);
+    PyObject* source =
+        is_output ? PySequence_Fast_GET_ITEM(partition_outputs, index) : arguments[index];
     PyTuple_SET_ITEM(outputs, static_cast<Py_ssize_t>(i), Py_NewRef(source));
   }
   return outputs;
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  WholeGraph* whole = as_whole_graph(self);
-  if (PyVectorcall_NARGS(nargsf) != 1 || kwnames != nullptr || !PyList_Check(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "a whole graph takes one argument: the argument list");
-    return nullptr;
-  }
-  PyObject* arguments = args[0];
-  PyObject* list = partition_arguments(*whole->route, arguments);
+// The outputs; or null, with or without a Python error set (without: take the long way).
+PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments) {
+  PyObject* list = partition_arguments(*whole.route, arguments);
   if (list == nullptr) return nullptr;
-  auto* partition = reinterpret_cast<GraphedCallable*>(whole->partition);
+  auto* partition = reinterpret_cast<GraphedCallable*>(whole.partition);
   const auto [replayed, status] = replay_matching(*partition, list);
   Py_DECREF(list);
-  if (status == ReplayStatus::kError) return nullptr;
-  if (status != ReplayStatus::kReplayed) return PyObject_CallOneArg(whole->fallback, arguments);
-  PyObject* outputs = graph_outputs(*whole->route, replayed, arguments);
+  if (status != ReplayStatus::kReplayed) return nullptr;
+  PyObject* outputs = graph_outputs(*whole.route, replayed, arguments);
   Py_DECREF(replayed);
-  return outputs == nullptr ? nullptr : clear_list(arguments, outputs);
+  return outputs;
+}
+
+PyObject* call_with_list(WholeGraph& whole, PyObject* list) {
+  if (!PyList_Check(list) || PyList_GET_SIZE(list) != whole.route->input_count) {
+    return PyObject_CallOneArg(whole.fallback, list);
+  }
+  PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list));
+  if (outputs != nullptr) return clear_list(list, outputs);
+  return PyErr_Occurred() != nullptr ? nullptr : PyObject_CallOneArg(whole.fallback, list);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  WholeGraph& whole = *as_whole_graph(self);
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  if (whole.takes_list && count == 1) return call_with_list(whole, args[0]);
+  if (!whole.takes_list && kwnames == nullptr && count == whole.route->input_count) {
+    PyObject* outputs = try_shortcut(whole, args);
+    if (outputs != nullptr || PyErr_Occurred() != nullptr) return outputs;
+  }
+  return PyObject_Vectorcall(whole.fallback, args, nargsf, kwnames);
 }
 
 void dealloc(PyObject* self) {
@@ -101,16 +111,15 @@ PyType_Spec g_spec = {"pygraph._engine.WholeGraphCallable", sizeof(WholeGraph), 
                           Py_TPFLAGS_DISALLOW_INSTANTIATION,
                       g_slots};
 
-}  // namespace
-
 PyTypeObject* whole_graph_type() {
   static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&g_spec));
   return type;
 }
 
-PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback,
-                                    std::vector<int> inputs,
-                                    const std::vector<std::pair<bool, int>>& outputs) {
+}  // namespace
+
+PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback, bool takes_list,
+                                    Route route) {
   if (!PyObject_TypeCheck(partition, graphed_callable_type())) {
     PyErr_SetString(PyExc_TypeError, "the partition must be a GraphedCallable");
     return nullptr;
@@ -120,7 +129,8 @@ PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback,
   whole->vectorcall = call;
   whole->partition = Py_NewRef(partition);
   whole->fallback = Py_NewRef(fallback);
-  whole->route = new Route{std::move(inputs), outputs};
+  whole->takes_list = takes_list;
+  whole->route = new Route(std::move(route));
   PyObject_GC_Track(whole);
   return reinterpret_cast<PyObject*>(whole);
 }

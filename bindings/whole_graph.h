@@ -1,9 +1,10 @@
-// A shortcut around Inductor's wrapper code for graphs that are one partition.
+// A shortcut around Python wrapper code for graphs that are one partition.
 //
 // Inductor calls a graph through Python: check the alignment of each input, unpack the arguments,
-// pack those of the partition, call it, unpack and pack the outputs. Where the graph is nothing but
-// its one partition, that is a fixed reordering of inputs and outputs, done here in C++. A call that
-// no captured graph matches goes the long way.
+// pack those of the partition, call it, unpack and pack the outputs. Around that, AOTAutograd has
+// wrappers of its own, which do nothing for an inference graph without mutations and aliases. Where
+// the graph is nothing but its one partition, all of it is a fixed reordering of inputs and outputs,
+// done here in C++. A call that no captured graph matches goes the long way.
 #pragma once
 
 #include <Python.h>
@@ -13,13 +14,17 @@
 
 namespace pygraph {
 
-PyTypeObject* whole_graph_type();
+// How a graph's arguments and outputs map to those of its one partition.
+struct Route {
+  int input_count = 0;      // of the graph
+  std::vector<int> inputs;  // argument i of the partition is argument inputs[i] of the graph
+  // Output j of the graph: (true, k) is output k of the partition, (false, k) argument k of the graph.
+  std::vector<std::pair<bool, int>> outputs;
+};
 
-// `partition` is the partition's GraphedCallable; `fallback` takes the graph's argument list.
-// Argument i of the partition is argument inputs[i] of the graph. Output j of the graph is
-// (true, k): output k of the partition, or (false, k): argument k of the graph.
-PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback,
-                                    std::vector<int> inputs,
-                                    const std::vector<std::pair<bool, int>>& outputs);
+// `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback` take
+// the graph's arguments as one list, which is emptied; otherwise one by one.
+PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback, bool takes_list,
+                                    Route route);
 
 }  // namespace pygraph

@@ -77,6 +77,7 @@ def _compile_with_graphs(
     from torch._inductor.utils import BoxedBool
 
     patches = {**config.inductor, "triton.cudagraphs": True, "graph_partition": True}
+    found: list[shortcut.Shortcut | None] = []  # one per graph compiled within compile_fx
 
     def scope() -> contextlib.ExitStack:
         # Entered anew in every thread and compilation: backward is compiled in autograd's threads.
@@ -93,31 +94,38 @@ def _compile_with_graphs(
         with scope():
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
-        _attach(compiled, config, len(inputs), kwargs)
+        found.append(_attach(compiled, config, len(inputs), kwargs))
         return compiled
 
+    argument_count = len(example_inputs)
     with scope():
-        return compile_fx(gm, example_inputs, inner_compile=inner_compile)  # type: ignore[no-any-return]
+        function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
+    if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
+        return found[0].around(function)
+    return function  # type: ignore[no-any-return]
 
 
 def _attach(
     compiled: Any, config: BackendConfig, input_count: int, kwargs: dict[str, Any]
-) -> None:
-    """Puts a Partition in the place of every partition function of a compiled FX graph."""
+) -> shortcut.Shortcut | None:
+    """Puts a Partition in the place of every partition function of a compiled FX graph.
+
+    Returns a way around all Python wrappers, where there is one.
+    """
     from torch._inductor.output_code import CompiledFxGraph
 
     if type(compiled) is not CompiledFxGraph:  # nothing was compiled, or a debugging wrapper
-        return
+        return None
     maps = compiled.partition_maps
     runner = compiled.compiled_fn_runner
     if not maps or runner is None or compiled.recursively_apply_fns is None:
-        return
+        return None
     if len(compiled.device_idxs) != 1:
         runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
-        return
+        return None
     if len(maps) != len(runner.partitions):
         log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
-        return
+        return None
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())
     mutated = set(compiled.mutated_input_idxs)
@@ -148,8 +156,16 @@ def _attach(
     compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
     if route is not None:
         compiled.current_callable = runtime.engine().whole_graph_callable(
-            runner.partitions[0], compiled.current_callable, route.inputs, route.outputs
+            runner.partitions[0],
+            compiled.current_callable,
+            True,  # called with one list
+            input_count,
+            route.inputs,
+            route.outputs,
         )
+        if kind == "inference" and shortcut.is_plain_inference(input_count):
+            return shortcut.Shortcut(runner.partitions[0], input_count, route)
+    return None
 
 
 def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:

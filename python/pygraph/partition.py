@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph import recorder, runtime, verify
 from pygraph.options import Options
@@ -92,11 +94,14 @@ class Partition:
         """Called by the engine when no graph matches the arguments."""
         if torch.autograd.profiler._is_profiler_enabled:
             return self._function(args)  # recording would take the profiler's place
+        modes = _get_current_dispatch_mode_stack()
+        if any(not isinstance(mode, _AnalyzeCustomOpInputOutputMode) for mode in modes):
+            return self._function(args)
         key = runtime.engine().signature(args, self.info.device)
         entry = self.entries.get(key)
         if entry is None:
             return self._first_call(key, args)
-        if entry.state is State.UNCAPTURED:
+        if entry.state is State.UNCAPTURED and not modes:
             return self._capture(entry, args)
         return self._function(args)
 

@@ -63,7 +63,9 @@ class SideEffects:
 
     def _fingerprints(self) -> dict[int, torch.Tensor]:
         return {
-            i: fingerprint(arg) for i, arg in enumerate(self.args) if isinstance(arg, torch.Tensor)
+            i: fingerprint(arg)
+            for i, arg in enumerate(self.args)
+            if isinstance(arg, torch.Tensor) and arg.is_cuda
         }
 
 

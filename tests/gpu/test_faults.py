@@ -53,19 +53,18 @@ def unsteady(x: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def _add_one_through_table(table, out, count, block: tl.constexpr):  # noqa: ANN001, ANN202
     index = tl.program_id(0) * block + tl.arange(0, block)
-    low = tl.load(table).to(tl.int64) & 0xFFFFFFFF
-    high = tl.load(table + 1).to(tl.int64)
-    source = (low | (high << 32)).to(tl.pointer_type(tl.float32))
+    address = tl.load(table) | (tl.load(table + 1) << 16)
+    address |= (tl.load(table + 2) << 32) | (tl.load(table + 3) << 48)
+    source = address.to(tl.pointer_type(tl.float32))
     tl.store(out + index, tl.load(source + index, mask=index < count) + 1, mask=index < count)
 
 
 @torch.library.custom_op("pygraph_test::hidden_pointer", mutates_args=())
 def hidden_pointer(x: torch.Tensor) -> torch.Tensor:
-    """Adds one, through an address that it keeps in device memory as two 32-bit halves."""
-    table = torch.empty(2, dtype=torch.int32, device=x.device)
-    address = x.data_ptr()
-    table[0:1].fill_(ctypes.c_int32(address & 0xFFFFFFFF).value)
-    table[1:2].fill_(address >> 32)
+    """Adds one, through an address that it keeps in device memory in four pieces."""
+    table = torch.empty(4, dtype=torch.int64, device=x.device)
+    for i in range(4):
+        table[i : i + 1].fill_((x.data_ptr() >> (16 * i)) & 0xFFFF)
     out = torch.empty_like(x)
     _add_one_through_table[(triton.cdiv(x.numel(), 128),)](table, out, x.numel(), 128)
     return out
@@ -132,22 +131,6 @@ def test_a_pointer_hidden_in_device_memory_is_caught() -> None:
 
 
 def test_allocation_refused_in_the_middle_of_a_capture() -> None:
-    model = compiled(
-        lambda x: torch.relu(x.repeat(1024, 1024)).sum(),
-        options={"pygraph.record_capacity_gib": 1},
-    )
-    x = torch.ones(16, 16, device="cuda")
-    with torch.no_grad():
-        for _ in range(4):
-            y = torch.compile(lambda x: x)(x)
-            assert model(y).item() == 16 * 16 * 1024 * 1024
-    if captured():
-        pytest.skip("the sum was fused: nothing large was allocated")
-    assert "recording ran out of memory" in refusals()
-    _expect_healthy_process()
-
-
-def test_a_large_intermediate_beyond_the_capacity() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         big = torch.relu(x @ x.t())
         return (big @ x).sum()
