@@ -12,6 +12,7 @@ ifeq ($(SETUP),none)
 else
   PY := .venv/bin/python
   READY := .venv/ready
+  ENGINE_FLAGS ?= -DPYGRAPH_FETCH_GTEST=ON
   export PATH := $(CURDIR)/.venv/bin:$(PATH)
 endif
 SITE := build/site

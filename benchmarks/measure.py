@@ -43,7 +43,7 @@ class Row:
     us_spread: float  # (largest - smallest) / median over the rounds
     latency_us: float  # per call, with a synchronize after each
     host_us: float  # of the caller's thread per call
-    peak_mib: float  # allocated by PyTorch while running, model and inputs included
+    peak_mib: float  # device memory in use after calls, model and inputs included, CUDA context not
     compile_peak_mib: float  # the same from compilation to the fourth call
     compile_s: float  # from torch.compile to the end of the fourth call
     rel_err: float  # largest difference from uncaptured Inductor / its largest value
@@ -95,9 +95,7 @@ class HandMadeGraph(Variant):
             return self._inductor.step(inputs)
         args, kwargs = inputs
         parameters = [p for p in self._module.parameters() if p.requires_grad]
-        return torch.autograd.grad(
-            self._inductor.model(*args, **kwargs), parameters, allow_unused=True
-        )
+        return torch.autograd.grad(self._inductor.model(*args, **kwargs), parameters, allow_unused=True)
 
     def step(self, inputs: Inputs) -> Any:
         self._graph.replay()
@@ -119,6 +117,7 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
+    baseline = _device_mib()
     module = workload.build().cuda()
     module.train(workload.mode == "training")
     inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
@@ -127,7 +126,7 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
         alone = {}
         for name in variants:
             try:
-                alone[name] = _measure_alone(name, workload, module, inputs, caches)
+                alone[name] = _measure_alone(name, workload, module, inputs, caches, baseline)
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
         for name, row in alone.items():
@@ -145,19 +144,21 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
     return [variant.row for variant in ready]
 
 
-def _make(
-    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]
-) -> Variant:
+def _make(name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]) -> Variant:
     if name == "hand-made graph":
         return HandMadeGraph(workload, module, inputs[0])
     return Variant(name, workload, module)
 
 
 def _measure_alone(
-    name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs], caches: str
+    name: str,
+    workload: Workload,
+    module: torch.nn.Module,
+    inputs: list[Inputs],
+    caches: str,
+    baseline: float,
 ) -> Row:
     _drop_everything(module)
-    torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     with _cache_folder(caches, name):
         variant = _make(name, workload, module, inputs)
@@ -167,14 +168,22 @@ def _measure_alone(
         torch.cuda.synchronize()
     row = variant.row
     row.compile_s = time.perf_counter() - start
-    row.compile_peak_mib = _peak()
-    torch.cuda.reset_peak_memory_stats()
+    row.compile_peak_mib = _device_mib() - baseline
+    torch.cuda.empty_cache()
     for i in range(3):
         result = variant.step(inputs[i % len(inputs)])
-    row.peak_mib = _peak()
+    row.peak_mib = _device_mib() - baseline
     del result, variant
     _drop_everything(module)
     return row
+
+
+def _device_mib() -> float:
+    """Device memory in use. PyTorch keeps what it has taken, so this is the peak since it last gave
+    memory back; graphs and libraries count too, unlike in PyTorch's own statistics."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
 
 
 def _drop_everything(module: torch.nn.Module) -> None:
@@ -204,11 +213,6 @@ def _cache_folder(caches: str, name: str) -> Iterator[None]:
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]
         else:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
-
-
-def _peak() -> float:
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**20
 
 
 def _time_in_turns(variants: list[Variant], inputs: list[Inputs]) -> None:

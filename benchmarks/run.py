@@ -58,9 +58,7 @@ def _commit() -> str:
 def _run_worker(key: str, variants: list[str], timeout: float) -> list[dict[str, object]]:
     command = [sys.executable, "-m", "benchmarks.run", "--worker", key, "--variants", *variants]
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         print(f"  {key}: no result within {timeout:.0f} s")
         return []

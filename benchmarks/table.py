@@ -30,8 +30,7 @@ def markdown(document: dict[str, Any]) -> str:
             continue
         own = rows["pygraph"]
         times = [
-            f"{rows[c]['us']:.0f} ({rows[c]['latency_us']:.0f})" if c in rows else "-"
-            for c in _COLUMNS
+            f"{rows[c]['us']:.0f} ({rows[c]['latency_us']:.0f})" if c in rows else "-" for c in _COLUMNS
         ]
         baselines = [rows[c]["us"] for c in _COLUMNS[:2] if c in rows]
         gain = f"{min(baselines) / own['us']:.2f} x faster" if baselines else "-"

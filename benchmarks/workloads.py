@@ -6,6 +6,7 @@ A workload builds its module and makes input sets; the runner calls ``module(*ar
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,9 @@ class Autoencoder(nn.Module):
     def __init__(self, items: int = 197951) -> None:
         super().__init__()
         sizes = [items, 512, 512, 1024]
-        encoder = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        encoder = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
         back = sizes[::-1]
-        decoder = [nn.Linear(a, b) for a, b in zip(back, back[1:], strict=False)]
+        decoder = [nn.Linear(a, b) for a, b in itertools.pairwise(back)]
         self.layers = nn.ModuleList(encoder + decoder)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

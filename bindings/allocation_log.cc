@@ -55,7 +55,9 @@ AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressS
   t_space = &space;
 }
 
-AllocationScope::~AllocationScope() { t_space = nullptr; }
+AllocationScope::~AllocationScope() {
+  t_space = nullptr;
+}
 
 }  // namespace pygraph
 
@@ -70,7 +72,6 @@ void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/)
   }
 }
 
-void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/,
-                         CUstream /*stream*/) {
+void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/, CUstream /*stream*/) {
   // The addresses go back all at once, with their AddressSpace.
 }

@@ -62,7 +62,9 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
 
 }  // namespace
 
-const at::Tensor& unpack_tensor(PyObject* object) { return THPVariable_Unpack(object); }
+const at::Tensor& unpack_tensor(PyObject* object) {
+  return THPVariable_Unpack(object);
+}
 
 bool is_generator(PyObject* object) {
   return PyObject_IsInstance(object, THPGeneratorClass) == 1;
@@ -162,8 +164,7 @@ at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, Addre
   const Content content =
       c10::isFloatingType(argument.dtype) ? Content::kFloating : Content::kOther;
   const uint64_t low_bits = argument.alignment % 512;
-  auto* address =
-      reinterpret_cast<void*>(space.allocate(argument.extent, low_bits, content));
+  auto* address = reinterpret_cast<void*>(space.allocate(argument.extent, low_bits, content));
   c10::Storage storage(c10::Storage::use_byte_size_t(), argument.extent,
                        c10::DataPtr(address, like.device()), /*allocator=*/nullptr,
                        /*resizable=*/false);

@@ -59,10 +59,17 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
   if (draws_) {
     random_memory_ = c10::GetAllocator(device.type())->allocate(states.size() * kRandomStateSize);
   }
-  workspace_.reserve(executable_.linked().workspace_size);
 }
 
-CapturedGraph::~CapturedGraph() { workspace_.release(executable_.linked().workspace_size); }
+CapturedGraph::~CapturedGraph() {
+  if (reserved_) workspace_.release(executable_.linked().workspace_size);
+}
+
+void CapturedGraph::reserve_workspace() {
+  if (reserved_) return;
+  workspace_.reserve(executable_.linked().workspace_size);
+  reserved_ = true;
+}
 
 uint64_t CapturedGraph::output_bytes() const {
   return std::accumulate(outputs_.storage_bytes.begin(), outputs_.storage_bytes.end(), uint64_t{0});
@@ -117,6 +124,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
 
 PyObject* CapturedGraph::replay(PyObject* arguments, bool poison_outputs) {
   const c10::OptionalDeviceGuard guard(device_);
+  reserve_workspace();
   Launch launch;
   launch.stream = torch_cuda::current_stream(device_.index());
   launch.poison_outputs = poison_outputs;

@@ -24,7 +24,6 @@ struct RandomSource {
 
 class CapturedGraph {
  public:
-  // Reserves room in the device's workspace. Throws c10::OutOfMemoryError where there is none.
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
                 LinkedGraph linked);
@@ -34,6 +33,10 @@ class CapturedGraph {
 
   // Whether the graph may be replayed for these arguments.
   bool matches(PyObject* arguments) const;
+
+  // Takes room in the device's workspace, once; the first replay does it otherwise. Throws
+  // c10::OutOfMemoryError where there is none.
+  void reserve_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver
@@ -61,6 +64,7 @@ class CapturedGraph {
   OutputPlan outputs_;
   std::vector<RandomSource> random_;
   bool draws_ = false;
+  bool reserved_ = false;
   c10::DataPtr random_memory_;  // 16 bytes (seed, offset) per source
   ExecutableGraph executable_;
   Workspace& workspace_;

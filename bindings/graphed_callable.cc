@@ -100,8 +100,7 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
 
 }  // namespace
 
-std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable,
-                                                   PyObject* arguments) {
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments) {
   try {
     if (is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
   } catch (const std::exception& error) {
@@ -164,6 +163,8 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
   return dropped;
 }
 
-void clear_graphs(PyObject* callable) { as_callable(callable)->graphs->clear(); }
+void clear_graphs(PyObject* callable) {
+  as_callable(callable)->graphs->clear();
+}
 
 }  // namespace pygraph

@@ -35,6 +35,7 @@ void bind_captured_graph(py::module_& m) {
            })
       .def("poison_workspace",
            [](CapturedGraph& graph, uint64_t stream) {
+             graph.reserve_workspace();
              Workspace::of_device(graph.device().index())
                  .fill(cuda_driver(), 0xFF, reinterpret_cast<CUstream>(stream));
            })
@@ -50,8 +51,8 @@ void bind_captured_graph(py::module_& m) {
           [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
       .def_property_readonly(
           "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
-      .def_property_readonly(
-          "noise_words", [](const CapturedGraph& graph) { return graph.linked().noise_words; })
+      .def_property_readonly("noise_words",
+                             [](const CapturedGraph& graph) { return graph.linked().noise_words; })
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
         return graph.linked().workspace_size;
@@ -64,12 +65,9 @@ void bind_recording_pair(py::module_& m) {
         return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
                                                capacity);
       }))
-      .def("stand_ins",
-           [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
-      .def("begin",
-           [](RecordingPair& pair, int index, uint64_t stream) {
-             pair.begin(index, reinterpret_cast<CUstream>(stream));
-           })
+      .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
+      .def("begin", [](RecordingPair& pair, int index,
+                       uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
       .def("end", &RecordingPair::end)
       .def("finish",
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
@@ -86,21 +84,19 @@ void bind_recording_pair(py::module_& m) {
 
 void bind_graphed_callable(py::module_& m) {
   m.add_object("GraphedCallable", reinterpret_cast<PyObject*>(graphed_callable_type()));
-  m.def("graphed_callable",
-        [](const py::object& uncaptured, const py::object& miss, int device) {
-          return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
-        });
-  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
-                        size_t limit) {
-    return add_graph(callable.ptr(), std::move(graph), limit);
+  m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
+    return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
-  m.def("whole_graph_callable",
-        [](const py::object& partition, const py::object& fallback, bool takes_list,
-           int input_count, std::vector<int> inputs, std::vector<std::pair<bool, int>> outputs) {
-          return steal(make_whole_graph_callable(
-              partition.ptr(), fallback.ptr(), takes_list,
-              {input_count, std::move(inputs), std::move(outputs)}));
+  m.def("add_graph",
+        [](const py::object& callable, std::shared_ptr<CapturedGraph> graph, size_t limit) {
+          return add_graph(callable.ptr(), std::move(graph), limit);
         });
+  m.def("whole_graph_callable", [](const py::object& partition, const py::object& fallback,
+                                   bool takes_list, int input_count, std::vector<int> inputs,
+                                   std::vector<std::pair<bool, int>> outputs) {
+    return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
+                                           {input_count, std::move(inputs), std::move(outputs)}));
+  });
   m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
 }
 

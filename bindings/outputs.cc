@@ -16,7 +16,9 @@ constexpr uint64_t kAlignment = 512;
 // Larger tensors get memory of their own: there the allocator's microsecond does not count.
 constexpr uint64_t kLargestInBlock = uint64_t{16} << 20;
 
-uint64_t align_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t align_up(uint64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Device memory that several storages share; freed with the last of them.
 struct SharedBlock : c10::intrusive_ptr_target {
@@ -43,9 +45,8 @@ PyObject* item(PyObject* sequence, Py_ssize_t i) {
 Py_ssize_t find_argument(const at::Tensor& tensor, PyObject* stand_ins) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(stand_ins); ++i) {
     PyObject* object = PyList_GET_ITEM(stand_ins, i);
-    if (THPVariable_Check(object) &&
-        unpack_tensor(object).storage().unsafeGetStorageImpl() ==
-            tensor.storage().unsafeGetStorageImpl()) {
+    if (THPVariable_Check(object) && unpack_tensor(object).storage().unsafeGetStorageImpl() ==
+                                         tensor.storage().unsafeGetStorageImpl()) {
       return i;
     }
   }
@@ -71,8 +72,7 @@ at::Tensor make_tensor(const c10::Storage& storage, const Output& output, int64_
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), output.dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
-      output.sizes, output.strides,
-      byte_offset / static_cast<int64_t>(output.dtype.itemsize()));
+      output.sizes, output.strides, byte_offset / static_cast<int64_t>(output.dtype.itemsize()));
   return tensor;
 }
 
@@ -134,8 +134,8 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
         const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(stand_ins, owner));
         output.kind = OutputKind::kView;
         output.source = static_cast<uint32_t>(owner);
-        describe_layout(
-            tensor, base.storage_offset() * static_cast<int64_t>(base.itemsize()), output);
+        describe_layout(tensor, base.storage_offset() * static_cast<int64_t>(base.itemsize()),
+                        output);
       } else if (space.contains(address) || tensor.storage().nbytes() == 0) {
         const auto next = static_cast<uint32_t>(storages.size());
         const auto [entry, is_new] =

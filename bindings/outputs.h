@@ -1,8 +1,8 @@
 // What a compiled function returns, and how a replay makes it anew.
 //
 // Looked at once, in a recording: each output is fresh memory, a view of fresh memory, an argument
-// itself, a view of an argument, or something that is the same at every call. A replay allocates one
-// block per fresh storage and builds the tensors on it, so a result is never overwritten later.
+// itself, a view of an argument, or something that is the same at every call. A replay allocates
+// one block per fresh storage and builds the tensors on it, so a result is never overwritten later.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -21,8 +21,8 @@ std::optional<RandomState> read_sentinel(const Node& node) {
     if (param.size != sizeof(CapturedPhiloxState)) continue;
     CapturedPhiloxState state{};
     std::memcpy(&state, node.image.data() + param.address, sizeof state);
-    if (state.captured) return RandomState{state.seed_address, state.offset_address,
-                                           state.drawn_before};
+    if (state.captured)
+      return RandomState{state.seed_address, state.offset_address, state.drawn_before};
   }
   return std::nullopt;
 }

@@ -1,10 +1,10 @@
 // How PyTorch's random kernels see their generator, and how a replay advances it.
 //
-// While capturing, a kernel gets a PhiloxCudaState by value: the address of the generator's seed, the
-// address of its offset, and how much the graph has drawn before this kernel. It reads both addresses
-// when it runs. A graph's relocations point them at 16 bytes of the graph's own, which each replay
-// fills with the seed and the offset it reserved: same numbers as uncaptured, new ones every replay,
-// and no two graphs share the place.
+// While capturing, a kernel gets a PhiloxCudaState by value: the address of the generator's seed,
+// the address of its offset, and how much the graph has drawn before this kernel. It reads both
+// addresses when it runs. A graph's relocations point them at 16 bytes of the graph's own, which
+// each replay fills with the seed and the offset it reserved: same numbers as uncaptured, new ones
+// every replay, and no two graphs share the place.
 //
 // (Writing the values into the kernels' parameters instead, marked as not captured, would save the
 // copy; but attention kernels store seed and offset for their backward only if marked as captured.)

@@ -1,7 +1,7 @@
 // The two recordings of a compiled function, from stand-in arguments to a captured graph.
 //
-// Python drives it, because capture belongs to torch.cuda.CUDAGraph; python/pygraph/recorder.py shows
-// the order of the calls.
+// Python drives it, because capture belongs to torch.cuda.CUDAGraph; python/pygraph/recorder.py
+// shows the order of the calls.
 #pragma once
 
 #include <array>
@@ -32,11 +32,12 @@ class RecordingPair {
   // The last `random.size()` nodes are sentinels, one per source (see philox.h).
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
 
-  // After both: match, scan, plan, and make the graph executable. Call once. `saved` are the outputs
-  // that only backward will see.
+  // After both: match, scan, plan, and make the graph executable. Call once. `saved` are the
+  // outputs that only backward will see.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& saved);
 
-  // For verification: poison what unrelocated addresses would reach, and see whether one was written.
+  // For verification: poison what unrelocated addresses would reach, and see whether one was
+  // written.
   void poison() { spaces_[1]->poison(); }
   bool untouched() { return spaces_[1]->untouched(); }
 
@@ -44,7 +45,7 @@ class RecordingPair {
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
-  PyObject* original_;            // the real argument list, owned
+  PyObject* original_;  // the real argument list, owned
   std::array<std::unique_ptr<AddressSpace>, 2> spaces_;
   std::array<PyObject*, 2> stand_ins_{};  // owned
   std::array<std::vector<Range>, 2> inputs_;

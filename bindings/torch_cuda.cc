@@ -14,8 +14,10 @@ using GetStream = int32_t (*)(int32_t device, void** stream);
 GetStream find_get_stream() {
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
-  auto* function = reinterpret_cast<GetStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
-  if (function == nullptr) throw std::runtime_error("this PyTorch does not tell its current stream");
+  auto* function =
+      reinterpret_cast<GetStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  if (function == nullptr)
+    throw std::runtime_error("this PyTorch does not tell its current stream");
   return function;
 }
 

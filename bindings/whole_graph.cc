@@ -15,7 +15,9 @@ struct WholeGraph {
   Route* route;
 };
 
-WholeGraph* as_whole_graph(PyObject* object) { return reinterpret_cast<WholeGraph*>(object); }
+WholeGraph* as_whole_graph(PyObject* object) {
+  return reinterpret_cast<WholeGraph*>(object);
+}
 
 PyObject* partition_arguments(const Route& route, PyObject* const* arguments) {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(route.inputs.size()));

@@ -3,8 +3,8 @@
 // Inductor calls a graph through Python: check the alignment of each input, unpack the arguments,
 // pack those of the partition, call it, unpack and pack the outputs. Around that, AOTAutograd has
 // wrappers of its own, which do nothing for an inference graph without mutations and aliases. Where
-// the graph is nothing but its one partition, all of it is a fixed reordering of inputs and outputs,
-// done here in C++. A call that no captured graph matches goes the long way.
+// the graph is nothing but its one partition, all of it is a fixed reordering of inputs and
+// outputs, done here in C++. A call that no captured graph matches goes the long way.
 #pragma once
 
 #include <Python.h>
@@ -18,12 +18,13 @@ namespace pygraph {
 struct Route {
   int input_count = 0;      // of the graph
   std::vector<int> inputs;  // argument i of the partition is argument inputs[i] of the graph
-  // Output j of the graph: (true, k) is output k of the partition, (false, k) argument k of the graph.
+  // Output j of the graph: (true, k) is output k of the partition, (false, k) argument k of the
+  // graph.
   std::vector<std::pair<bool, int>> outputs;
 };
 
-// `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback` take
-// the graph's arguments as one list, which is emptied; otherwise one by one.
+// `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback`
+// take the graph's arguments as one list, which is emptied; otherwise one by one.
 PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback, bool takes_list,
                                     Route route);
 

@@ -44,7 +44,9 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
   }
 }
 
-AddressSpace::~AddressSpace() { release(); }
+AddressSpace::~AddressSpace() {
+  release();
+}
 
 void AddressSpace::release() noexcept {
   for (const Region& region : regions_) {

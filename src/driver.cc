@@ -69,7 +69,8 @@ Driver load_driver() {
 }  // namespace
 
 const Driver& cuda_driver() {
-  static const Driver driver = load_driver();  // an exception leaves it unset: the next call retries
+  static const Driver driver =
+      load_driver();  // an exception leaves it unset: the next call retries
   return driver;
 }
 

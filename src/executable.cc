@@ -64,10 +64,9 @@ void ExecutableGraph::lay_out_images() {
     const size_t first = param_pointers_.size();
     if (node.packed) {
       packed_sizes_.push_back(node.image.size());
-      param_pointers_.insert(param_pointers_.end(),
-                             {abi::kLaunchParamBufferPointer, patch.image,
-                              abi::kLaunchParamBufferSize, &packed_sizes_.back(),
-                              abi::kLaunchParamEnd});
+      param_pointers_.insert(param_pointers_.end(), {abi::kLaunchParamBufferPointer, patch.image,
+                                                     abi::kLaunchParamBufferSize,
+                                                     &packed_sizes_.back(), abi::kLaunchParamEnd});
       patch.params.extra = param_pointers_.data() + first;
     } else {
       for (const Range& param : node.params) param_pointers_.push_back(patch.image + param.address);

@@ -49,7 +49,8 @@ std::string link_map(const LinkedGraph& linked) {
       << " relocations, " << linked.symbols.size() << " symbols, workspace "
       << linked.workspace_size << " bytes, " << linked.noise_words << " words of noise\n\n"
       << std::left << std::setw(14) << "symbol" << std::setw(14) << "bytes" << std::setw(8)
-      << "first" << std::setw(8) << "last" << "workspace\n";
+      << "first" << std::setw(8) << "last"
+      << "workspace\n";
   for (size_t i = 0; i < linked.symbols.size(); ++i) {
     const Symbol& symbol = linked.symbols[i];
     out << std::setw(14) << symbol_name(symbol, i) << std::setw(14) << symbol.size << std::setw(8)

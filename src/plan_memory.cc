@@ -1,8 +1,8 @@
 // Where internal memory lives in the workspace.
 //
-// A graph that is one chain of nodes (every stream capture of a single stream) executes in the order
-// of creation, so two allocations whose lifetimes do not overlap may share bytes: a greedy packing,
-// largest first, each at the lowest offset that is free for its whole lifetime.
+// A graph that is one chain of nodes (every stream capture of a single stream) executes in the
+// order of creation, so two allocations whose lifetimes do not overlap may share bytes: a greedy
+// packing, largest first, each at the lowest offset that is free for its whole lifetime.
 //
 //      size |  [  A  ]            A and B share, C lies above both
 //           |         [ B ]
@@ -22,7 +22,9 @@ namespace {
 
 constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator: kernels may rely on it
 
-uint64_t align_up(uint64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t align_up(uint64_t value) {
+  return (value + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 bool is_chain(const Recording& recording) {
   uint32_t previous = 0;
@@ -55,9 +57,8 @@ std::vector<uint32_t> internal_symbols(const LinkedGraph& linked) {
 }
 
 uint64_t pack_by_lifetime(std::vector<Symbol>& symbols, std::vector<uint32_t> order) {
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return symbols[a].size > symbols[b].size;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
   uint64_t total = 0;
   std::vector<uint32_t> placed;  // sorted by workspace offset
   for (const uint32_t index : order) {
@@ -81,9 +82,8 @@ uint64_t pack_by_lifetime(std::vector<Symbol>& symbols, std::vector<uint32_t> or
 }
 
 uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t> order) {
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return symbols[a].address_b < symbols[b].address_b;
-  });
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return symbols[a].address_b < symbols[b].address_b; });
   uint64_t total = 0;
   uint64_t range_address = 0;  // the run of touching allocations being placed
   uint64_t range_end = 0;

@@ -85,8 +85,8 @@ void read_child_graph(const Driver& driver, CUgraphNode handle, uint32_t index,
     abi::LaunchAttributeValue cooperative{};
     PYGRAPH_CHECK(driver, graph_kernel_get_attribute(
                               node.handle, abi::kLaunchAttributeClusterDimension, &cluster));
-    PYGRAPH_CHECK(driver, graph_kernel_get_attribute(
-                              node.handle, abi::kLaunchAttributeCooperative, &cooperative));
+    PYGRAPH_CHECK(driver, graph_kernel_get_attribute(node.handle, abi::kLaunchAttributeCooperative,
+                                                     &cooperative));
     if (cluster.cluster[0] > 1 || cluster.cluster[1] > 1 || cluster.cluster[2] > 1 ||
         cooperative.cooperative != 0) {
       throw NotRelocatable("kernel " + node.name + " in a child graph needs launch attributes");

@@ -58,8 +58,7 @@ std::unique_ptr<ExecutableGraph> record(const Driver& driver, int device,
   const Capture first = capture(driver, stream.get(), space_a, buffers, issue);
   Capture second = capture(driver, stream.get(), space_b, buffers, issue);
   return std::make_unique<ExecutableGraph>(
-      driver, std::move(second.graph),
-      link(driver, first.recording, std::move(second.recording)));
+      driver, std::move(second.graph), link(driver, first.recording, std::move(second.recording)));
 }
 
 }  // namespace pygraph

@@ -10,8 +10,8 @@
 //
 // The allocator reuses memory, so an address alone does not name an allocation: at node 3 it may be
 // an intermediate, at node 40 an output. Resolution therefore asks for the allocation alive at the
-// node. Two fallbacks, tried in order, cover what real kernels do: an address one past the end of an
-// allocation (end iterators), and one of an allocation already freed (stale bytes in padding).
+// node. Two fallbacks, tried in order, cover what real kernels do: an address one past the end of
+// an allocation (end iterators), and one of an allocation already freed (stale bytes in padding).
 //
 // A differing word that points to no device memory is noise: padding that nobody initialised. One
 // that does point to device memory and is not explained makes the graph not relocatable.
@@ -84,8 +84,8 @@ std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
   const size_t first_allocation = symbols.size();
   for (size_t i = 0; i < a.allocations.size(); ++i) {
     const Allocation& x = a.allocations[i];
-    symbols.push_back({SymbolKind::kInternal, 0, x.size, x.first, x.last, x.address,
-                       b.allocations[i].address});
+    symbols.push_back(
+        {SymbolKind::kInternal, 0, x.size, x.first, x.last, x.address, b.allocations[i].address});
   }
   for (uint32_t slot = 0; slot < a.outputs.size(); ++slot) {
     const auto is_backing = [&](const Symbol& s) {

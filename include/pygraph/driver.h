@@ -1,8 +1,8 @@
 // The CUDA driver as a table of functions, filled at run time.
 //
-// Why a table: users may have neither a toolkit nor a GPU, the engine must still load, and the tests
-// run it on a simulated driver by handing it another table. Every member keeps the driver's own
-// calling convention and returns a CUresult. Versions are pinned per function because the plain
+// Why a table: users may have neither a toolkit nor a GPU, the engine must still load, and the
+// tests run it on a simulated driver by handing it another table. Every member keeps the driver's
+// own calling convention and returns a CUresult. Versions are pinned per function because the plain
 // names change their ABI from release to release (cuda.h maps them to _v2, _v3, ...).
 #pragma once
 

@@ -32,9 +32,9 @@ class ExecutableGraph {
   const LinkedGraph& linked() const { return linked_; }
 
   // Writes the addresses that differ from the last call's into the nodes that use them: about
-  // 0.25 us per touched node. Affects launches made afterwards only; launches in flight keep theirs.
-  // Returns the number of nodes touched. Throws DriverError if the driver refuses; the executable
-  // is then dropped and built anew by the next bind().
+  // 0.25 us per touched node. Affects launches made afterwards only; launches in flight keep
+  // theirs. Returns the number of nodes touched. Throws DriverError if the driver refuses; the
+  // executable is then dropped and built anew by the next bind().
   size_t bind(std::span<const uint64_t> addresses);
 
   // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us.

@@ -26,11 +26,11 @@ enum class SymbolKind : uint8_t {
 
 struct Symbol {
   SymbolKind kind = SymbolKind::kInternal;
-  uint32_t slot = 0;              // which input, output, random state; unused for kInternal
-  uint64_t size = 0;              // bytes
-  uint32_t first = 0;             // lifetime in nodes, as in Allocation
+  uint32_t slot = 0;   // which input, output, random state; unused for kInternal
+  uint64_t size = 0;   // bytes
+  uint32_t first = 0;  // lifetime in nodes, as in Allocation
   uint32_t last = Allocation::kNever;
-  uint64_t address_a = 0;         // where it was in each recording
+  uint64_t address_a = 0;  // where it was in each recording
   uint64_t address_b = 0;
   uint64_t workspace_offset = 0;  // kInternal only: bytes from the workspace's start
 };

@@ -65,8 +65,8 @@ struct Edge {
 struct Allocation {
   static constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
   uint64_t address = 0;
-  uint64_t size = 0;   // bytes
-  uint32_t first = 0;  // nodes captured when it was allocated
+  uint64_t size = 0;       // bytes
+  uint32_t first = 0;      // nodes captured when it was allocated
   uint32_t last = kNever;  // nodes captured when it was freed; kNever: alive at the end
 };
 

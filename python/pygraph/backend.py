@@ -86,7 +86,9 @@ def _compile_with_graphs(
         stack.enter_context(
             functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
         )
-        stack.enter_context(torch.compiler.config.patch(cache_key_tag=_CACHE_TAG))
+        stack.enter_context(
+            torch.compiler.config.patch(cache_key_tag=_CACHE_TAG)  # type: ignore[attr-defined]
+        )
         stack.enter_context(inductor_config.patch(patches))
         return stack
 
@@ -94,7 +96,7 @@ def _compile_with_graphs(
         with scope():
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
-        found.append(_attach(compiled, config, len(inputs), kwargs))
+        found.append(_attach(compiled, config, inputs, kwargs))
         return compiled
 
     argument_count = len(example_inputs)
@@ -106,7 +108,7 @@ def _compile_with_graphs(
 
 
 def _attach(
-    compiled: Any, config: BackendConfig, input_count: int, kwargs: dict[str, Any]
+    compiled: Any, config: BackendConfig, inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> shortcut.Shortcut | None:
     """Puts a Partition in the place of every partition function of a compiled FX graph.
 
@@ -129,6 +131,11 @@ def _attach(
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())
     mutated = set(compiled.mutated_input_idxs)
+    # The compiler gives a tensor the meta device where its place depends on whether one captures.
+    on_host = {
+        i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.device.type == "meta"
+    }
+    input_count = len(inputs)
     kind = (
         "backward"
         if kwargs.get("is_backward")
@@ -142,13 +149,14 @@ def _attach(
         route = shortcut.find_route(runner, input_count, len(maps[0].output_index_mapping))
 
     def wrap(number: int) -> Callable[[Callable[..., Any]], Any]:
-        mapping = maps[number].input_index_mapping
+        mapping = route.inputs if route is not None else maps[number].input_index_mapping
         info = PartitionInfo(
             name=f"{kind}{'' if len(maps) == 1 else f' part {number}'}",
             device=device,
             argument_count=len(mapping),
             static=frozenset(i for i, source in enumerate(mapping) if source in static),
             mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
+            on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),
             saved=_saved_outputs(route) if kind == "forward" else (),
         )
         return lambda function: Partition(function, info, config.own).callable

@@ -44,13 +44,13 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     expected = type(fields[name].default)
     if type(value) is not expected:
         raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
-    if expected is int and value < 1:
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
         raise ValueError(f"option {key!r} must be at least 1, got {value!r}")
     return name, value
 
 
 def _check_inductor_option(key: str) -> None:
-    known = torch._inductor.config.get_config_copy()  # type: ignore[attr-defined]
+    known = torch._inductor.config.get_config_copy()
     if key.replace("-", "_") not in known:
         valid = ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
         raise ValueError(
@@ -64,11 +64,11 @@ def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
 
     Raises ValueError for an unknown option, mode or a value of the wrong type.
     """
-    import torch._inductor  # noqa: F401  (config is loaded on demand)
+    import torch._inductor
 
     inductor: dict[str, Any] = {}
     if mode is not None and mode != "default":
-        modes = torch._inductor.list_mode_options()  # type: ignore[no-untyped-call]
+        modes = torch._inductor.list_mode_options()
         if mode not in modes:
             raise ValueError(f"unknown mode {mode!r}; valid are: default, {', '.join(modes)}")
         inductor.update(modes[mode])

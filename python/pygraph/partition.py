@@ -45,6 +45,7 @@ class PartitionInfo:
     static: frozenset[int]  # inputs that should keep their address
     mutated: frozenset[int]  # inputs that should be written
     saved: tuple[int, ...]  # outputs that only backward will see
+    on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see _uncaptured)
 
 
 class State(enum.Enum):
@@ -79,7 +80,8 @@ class Partition:
         self._options = options
         self._recordings = 0
         self._generation = 0  # counts resets
-        self.callable = runtime.engine().graphed_callable(function, self._miss, info.device)
+        uncaptured = self._uncaptured if info.on_host else function
+        self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
         # The callable keeps this object alive through the bound method, and nothing else does.
         runtime.partitions.add(self)
 
@@ -90,26 +92,40 @@ class Partition:
         self._recordings = 0
         self._generation += 1
 
+    def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the function itself.
+
+        Attention with dropout keeps its random state on the CPU when it runs uncaptured and on the
+        GPU while capturing; its backward reads it on the host or the device accordingly. What a
+        captured forward saved must therefore move before an uncaptured backward.
+        """
+        if not torch.cuda.is_current_stream_capturing():
+            for i in self.info.on_host:
+                args[i] = args[i].cpu()
+        return self._function(args)
+
     def _miss(self, args: list[Any]) -> Sequence[Any]:
         """Called by the engine when no graph matches the arguments."""
         if torch.autograd.profiler._is_profiler_enabled:
-            return self._function(args)  # recording would take the profiler's place
+            return self._uncaptured(args)  # recording would take the profiler's place
         modes = _get_current_dispatch_mode_stack()
         if any(not isinstance(mode, _AnalyzeCustomOpInputOutputMode) for mode in modes):
-            return self._function(args)
+            return self._uncaptured(args)
+        if any(not args[i].is_cuda for i in self.info.on_host):
+            return self._uncaptured(args)  # saved by a forward that is not captured yet
         key = runtime.engine().signature(args, self.info.device)
         entry = self.entries.get(key)
         if entry is None:
             return self._first_call(key, args)
         if entry.state is State.UNCAPTURED and not modes:
             return self._capture(entry, args)
-        return self._function(args)
+        return self._uncaptured(args)
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
         watch = verify.SideEffects(args, self.info.device)
-        outputs = self._function(args)
+        outputs = self._uncaptured(args)
         hints = self.info.mutated if self._hints_fit(watch.args) else frozenset()
         self.entries[key] = Entry(
             mutated=watch.mutated() | hints,
@@ -122,9 +138,9 @@ class Partition:
         limit = self._options.max_graphs * _RECORDINGS_PER_GRAPH
         if self._recordings >= limit:
             self._refuse(entry, f"the shapes do not settle: {limit} recordings so far")
-            return self._function(args)
+            return self._uncaptured(args)
         if not runtime.record_lock.acquire(blocking=False):
-            return self._function(args)  # another thread records; next time
+            return self._uncaptured(args)  # another thread records; next time
         try:
             self._recordings += 1
             with torch.cuda.device(self.info.device):
@@ -146,9 +162,9 @@ class Partition:
             )
         except Exception as error:  # any failure of a recording leaves the program uncaptured
             self._refuse(entry, recorder.describe_failure(error))
-            return self._function(args)
+            return self._uncaptured(args)
         if self._options.verify:
-            result = verify.verify(self._function, args, recording, entry.mutated)
+            result = verify.verify(self._uncaptured, args, recording, entry.mutated)
             outputs = result.outputs
             entry.executable_bytes = result.executable_bytes
             if result.failure:

@@ -85,7 +85,10 @@ def _capture(
             graph.register_generator_state(generator)
         pair.begin(index, stream.cuda_stream)
         try:
-            graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            graph.capture_begin(
+                pool=pool.id,  # type: ignore[arg-type]
+                capture_error_mode="thread_local",
+            )
             returned = function(stand_ins)
             # One random kernel more per generator: it tells the engine what the graph has drawn.
             sentinels = [
@@ -152,7 +155,7 @@ def _abandon_capture(
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -161,4 +164,4 @@ def _stand_in_allocator() -> Any:
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library, "pygraph_record_allocate", "pygraph_record_free"
     )
-    return allocator.allocator()
+    return allocator.allocator()  # type: ignore[no-untyped-call]

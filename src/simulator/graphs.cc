@@ -6,10 +6,18 @@
 namespace pygraph::simulator {
 namespace {
 
-SimulatedNode* as_node(CUgraphNode node) { return reinterpret_cast<SimulatedNode*>(node); }
-CUgraphNode as_handle(SimulatedNode* node) { return reinterpret_cast<CUgraphNode>(node); }
-SimulatedGraph* as_graph(CUgraph graph) { return reinterpret_cast<SimulatedGraph*>(graph); }
-SimulatedExec* as_exec(CUgraphExec exec) { return reinterpret_cast<SimulatedExec*>(exec); }
+SimulatedNode* as_node(CUgraphNode node) {
+  return reinterpret_cast<SimulatedNode*>(node);
+}
+CUgraphNode as_handle(SimulatedNode* node) {
+  return reinterpret_cast<CUgraphNode>(node);
+}
+SimulatedGraph* as_graph(CUgraph graph) {
+  return reinterpret_cast<SimulatedGraph*>(graph);
+}
+SimulatedExec* as_exec(CUgraphExec exec) {
+  return reinterpret_cast<SimulatedExec*>(exec);
+}
 const Function* as_function(CUfunction function) {
   return reinterpret_cast<const Function*>(function);
 }
@@ -139,8 +147,8 @@ abi::Result graph_get_nodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
   return abi::kSuccess;
 }
 
-abi::Result graph_get_edges(CUgraph graph, CUgraphNode* from, CUgraphNode* to,
-                            abi::EdgeData* data, size_t* count) {
+abi::Result graph_get_edges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, abi::EdgeData* data,
+                            size_t* count) {
   const auto& edges = as_graph(graph)->edges;
   if (from != nullptr) {
     for (size_t i = 0; i < std::min(*count, edges.size()); ++i) {
@@ -264,7 +272,9 @@ abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::Instantiate
   return abi::kSuccess;
 }
 
-abi::Result graph_upload(CUgraphExec /*exec*/, CUstream /*stream*/) { return abi::kSuccess; }
+abi::Result graph_upload(CUgraphExec /*exec*/, CUstream /*stream*/) {
+  return abi::kSuccess;
+}
 
 abi::Result graph_launch(CUgraphExec exec, CUstream stream) {
   int status = abi::kCaptureStatusNone;

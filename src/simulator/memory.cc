@@ -14,8 +14,7 @@ constexpr size_t kGranularity = size_t{64} << 10;
 
 bool is_inside(const std::map<uint64_t, size_t>& ranges, uint64_t address) {
   const auto after = ranges.upper_bound(address);
-  return after != ranges.begin() &&
-         address < std::prev(after)->first + std::prev(after)->second;
+  return after != ranges.begin() && address < std::prev(after)->first + std::prev(after)->second;
 }
 
 }  // namespace

@@ -49,7 +49,9 @@ Driver make_table() {
 
 }  // namespace
 
-State* current_state() { return g_state; }
+State* current_state() {
+  return g_state;
+}
 
 Simulator::Simulator() {
   if (g_state != nullptr) throw std::logic_error("one Simulator at a time");
@@ -83,7 +85,9 @@ void Simulator::fail(const std::string& symbol, int nth, abi::Result code) {
   g_state->failures[symbol] = {nth, code};
 }
 
-int Simulator::calls(const std::string& symbol) const { return g_state->calls[symbol]; }
+int Simulator::calls(const std::string& symbol) const {
+  return g_state->calls[symbol];
+}
 
 size_t Simulator::live_objects() const {
   return g_state->streams.size() + g_state->objects.size() + g_state->memory.size() +

@@ -1,9 +1,9 @@
 // A CUDA driver made of host memory, for tests and demonstrations on machines without a GPU.
 //
 // It implements the functions of the Driver table: capture (fork and join by events included),
-// graphs, executable graphs, updates, launches, virtual memory. Kernels are host functions over host
-// memory, so a relocated replay computes real results, and a wrong address really corrupts them.
-// Work executes at the call that enqueues it; timing and overlap are not simulated.
+// graphs, executable graphs, updates, launches, virtual memory. Kernels are host functions over
+// host memory, so a relocated replay computes real results, and a wrong address really corrupts
+// them. Work executes at the call that enqueues it; timing and overlap are not simulated.
 //
 // What it claims about the driver is checked by running the same engine tests on a GPU.
 #pragma once

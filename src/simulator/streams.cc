@@ -6,8 +6,12 @@
 namespace pygraph::simulator {
 namespace {
 
-SimulatedStream* as_stream(CUstream stream) { return reinterpret_cast<SimulatedStream*>(stream); }
-SimulatedEvent* as_event(CUevent event) { return reinterpret_cast<SimulatedEvent*>(event); }
+SimulatedStream* as_stream(CUstream stream) {
+  return reinterpret_cast<SimulatedStream*>(stream);
+}
+SimulatedEvent* as_event(CUevent event) {
+  return reinterpret_cast<SimulatedEvent*>(event);
+}
 
 void join(std::vector<SimulatedNode*>& frontier, const std::vector<SimulatedNode*>& other) {
   for (SimulatedNode* node : other) {
@@ -51,7 +55,9 @@ abi::Result driver_get_version(int* version) {
   return abi::kSuccess;
 }
 
-abi::Result init(unsigned /*flags*/) { return abi::kSuccess; }
+abi::Result init(unsigned /*flags*/) {
+  return abi::kSuccess;
+}
 
 abi::Result get_error_name(abi::Result code, const char** name) {
   *name = code == abi::kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
@@ -68,14 +74,18 @@ abi::Result primary_context_retain(CUcontext* context, int /*device*/) {
   return abi::kSuccess;
 }
 
-abi::Result context_set_current(CUcontext /*context*/) { return abi::kSuccess; }
+abi::Result context_set_current(CUcontext /*context*/) {
+  return abi::kSuccess;
+}
 
 abi::Result context_get_current(CUcontext* context) {
   *context = reinterpret_cast<CUcontext>(current_state());
   return abi::kSuccess;
 }
 
-abi::Result context_synchronize() { return abi::kSuccess; }
+abi::Result context_synchronize() {
+  return abi::kSuccess;
+}
 
 abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
   auto created = std::make_unique<SimulatedStream>();
@@ -86,9 +96,8 @@ abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
 
 abi::Result stream_destroy(CUstream stream) {
   auto& streams = current_state()->streams;
-  const auto it = std::find_if(streams.begin(), streams.end(), [&](const auto& owned) {
-    return owned.get() == as_stream(stream);
-  });
+  const auto it = std::find_if(streams.begin(), streams.end(),
+                               [&](const auto& owned) { return owned.get() == as_stream(stream); });
   if (it == streams.end()) return abi::kInvalidValue;
   streams.erase(it);
   return abi::kSuccess;
@@ -150,7 +159,9 @@ abi::Result stream_get_capture_info(CUstream stream, int* status, uint64_t* /*id
   return abi::kSuccess;
 }
 
-abi::Result thread_exchange_capture_mode(int* /*mode*/) { return abi::kSuccess; }
+abi::Result thread_exchange_capture_mode(int* /*mode*/) {
+  return abi::kSuccess;
+}
 
 abi::Result event_create(CUevent* event, unsigned /*flags*/) {
   auto* created = new SimulatedEvent;

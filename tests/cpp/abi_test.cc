@@ -57,5 +57,7 @@ TEST(Abi, ConstantsEqualCudaHeader) {
 
 }  // namespace pygraph::abi
 #else
-TEST(Abi, ConstantsEqualCudaHeader) { GTEST_SKIP() << "no cuda.h on this machine"; }
+TEST(Abi, ConstantsEqualCudaHeader) {
+  GTEST_SKIP() << "no cuda.h on this machine";
+}
 #endif

@@ -75,7 +75,9 @@ T value_of(void* param) {
   return value;
 }
 
-float* floats_at(uint64_t address) { return reinterpret_cast<float*>(address); }
+float* floats_at(uint64_t address) {
+  return reinterpret_cast<float*>(address);
+}
 
 void add_test_kernels(simulator::Simulator& simulator) {
   simulator.add_kernel({"add_constant", {8, 8, 4, 4}, [](void** p) {
@@ -97,13 +99,12 @@ void add_test_kernels(simulator::Simulator& simulator) {
                             floats_at(args.to)[i] = floats_at(args.from)[i] + 1;
                           }
                         }});
-  simulator.add_kernel(
-      {"add_one_hidden", {8, 8, 4}, [](void** p) {
-         const auto from = *reinterpret_cast<uint64_t*>(value_of<uint64_t>(p[1]));
-         for (unsigned i = 0; i < value_of<unsigned>(p[2]); ++i) {
-           floats_at(value_of<uint64_t>(p[0]))[i] = floats_at(from)[i] + 1;
-         }
-       }});
+  simulator.add_kernel({"add_one_hidden", {8, 8, 4}, [](void** p) {
+                          const auto from = *reinterpret_cast<uint64_t*>(value_of<uint64_t>(p[1]));
+                          for (unsigned i = 0; i < value_of<unsigned>(p[2]); ++i) {
+                            floats_at(value_of<uint64_t>(p[0]))[i] = floats_at(from)[i] + 1;
+                          }
+                        }});
 }
 
 }  // namespace
@@ -163,7 +164,9 @@ void Device::write_bytes(uint64_t address, const void* data, size_t size) const 
   PYGRAPH_CHECK(*driver_, copy_to_device(address, data, size));
 }
 
-void Device::synchronize() const { PYGRAPH_CHECK(*driver_, context_synchronize()); }
+void Device::synchronize() const {
+  PYGRAPH_CHECK(*driver_, context_synchronize());
+}
 
 namespace {
 

@@ -131,7 +131,7 @@ def test_dispatch_modes_see_the_operators() -> None:
     seen: list[str] = []
 
     class Log(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN202
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 

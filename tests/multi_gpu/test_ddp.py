@@ -48,7 +48,5 @@ def test_two_processes(tmp_path: object) -> None:
             results["pygraph", rank]["weights"], results["inductor", rank]["weights"], strict=True
         ):
             torch.testing.assert_close(a, b)
-    for a, b in zip(
-        results["pygraph", 0]["weights"], results["pygraph", 1]["weights"], strict=True
-    ):
+    for a, b in zip(results["pygraph", 0]["weights"], results["pygraph", 1]["weights"], strict=True):
         assert torch.equal(a, b)

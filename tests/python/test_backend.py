@@ -1,0 +1,85 @@
+"""The backend on a machine without a GPU: found by its name, plain Inductor, one notice."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import pygraph
+from pygraph import runtime
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about having no GPU")
+
+
+def test_the_string_alone_is_enough() -> None:
+    code = (
+        "import torch\n"
+        "model = torch.compile(torch.nn.Linear(4, 4), backend='pygraph')\n"
+        "print(tuple(model(torch.randn(2, 4)).shape))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(2, 4)"
+
+
+def test_importing_needs_no_gpu_and_no_engine() -> None:
+    code = "import pygraph, sys; print('pygraph._engine' in sys.modules, len(pygraph.stats()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "0"], done.stderr
+
+
+@needs_no_gpu
+def test_results_and_gradients_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    runtime.notice_once.cache_clear()
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    x = torch.randn(4, 8)
+    with caplog.at_level(logging.WARNING, logger="pygraph"):
+        model = torch.compile(module, backend="pygraph")
+        model(x).sum().backward()
+        gradients = [p.grad.clone() for p in module.parameters()]
+        module.zero_grad()
+        module(x).sum().backward()
+        for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+        torch.compile(torch.sin, backend="pygraph")(x)
+    assert caplog.text.count("there is no CUDA GPU") == 1
+    assert pygraph.stats() == []
+
+
+def test_a_wrong_option_raises_with_the_valid_ones() -> None:
+    model = torch.compile(torch.cos, backend="pygraph", options={"pygraph.graphs": 1})
+    with pytest.raises(Exception, match=r"pygraph has: pygraph\.verify|PyGraph has: pygraph\.verify"):
+        model(torch.randn(3))
+
+
+def test_reset_without_graphs_is_harmless() -> None:
+    pygraph.reset()
+    torch._dynamo.reset()
+
+
+def test_the_engine_loads_and_says_why_there_is_no_driver() -> None:
+    engine = runtime.engine()
+    if torch.cuda.is_available():
+        assert engine.driver_version() >= 12040
+        return
+    with pytest.raises(engine.DriverError, match="no CUDA driver"):
+        engine.driver_version()
+
+
+def test_another_version_of_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.engine.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    with pytest.raises(ImportError, match=r"built for PyTorch 2\.11, this is 2\.12\.0"):
+        runtime.engine()
+    runtime.engine.cache_clear()
+
+
+def test_graphed_callable_checks_its_argument() -> None:
+    engine = runtime.engine()
+    callable_ = engine.graphed_callable(list, list, 0)
+    with pytest.raises(TypeError, match="takes one argument"):
+        callable_(1, 2)

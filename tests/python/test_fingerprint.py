@@ -1,0 +1,57 @@
+"""The fingerprint: equal for equal bits, different for any single change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pygraph import verify
+from pygraph.fingerprint import fingerprint
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64, torch.uint8]
+)
+def test_equal_bits_have_equal_fingerprints(dtype: torch.dtype) -> None:
+    x = (torch.randn(37, 53) * 5).to(dtype)
+    assert fingerprint(x) == fingerprint(x.clone())
+
+
+def test_every_element_counts() -> None:
+    x = torch.zeros(5000)
+    base = fingerprint(x)
+    for position in (0, 1, 4095, 4096, 4999):
+        changed = x.clone()
+        changed[position] = 1e-30
+        assert fingerprint(changed) != base
+
+
+def test_exchanging_two_elements_counts() -> None:
+    x = torch.arange(10000.0)
+    y = x.clone()
+    y[[3, 9000]] = y[[9000, 3]]
+    assert fingerprint(x) != fingerprint(y)
+
+
+def test_the_sign_of_zero_and_nan_payloads_are_bits_like_others() -> None:
+    assert fingerprint(torch.tensor([0.0])) != fingerprint(torch.tensor([-0.0]))
+    nan = torch.tensor([float("nan")])
+    assert fingerprint(nan) == fingerprint(nan.clone())
+    assert verify.same_bits(nan, nan.clone())
+
+
+def test_empty_and_scalar_tensors() -> None:
+    assert fingerprint(torch.empty(0)) == 0
+    assert fingerprint(torch.tensor(3.0)) != fingerprint(torch.tensor(4.0))
+
+
+def test_dense_layouts_are_read_in_memory_order() -> None:
+    x = torch.randn(8, 16)
+    assert fingerprint(x.t()) == fingerprint(x)
+
+
+def test_same_bits_compares_layouts_too() -> None:
+    x = torch.randn(4, 4)
+    assert not verify.same_bits(x, x.t())
+    assert not verify.same_bits(x, x.double())
+    assert verify.same_bits(x, x.clone())
