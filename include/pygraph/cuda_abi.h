@@ -53,9 +53,11 @@ inline constexpr int kCaptureStatusActive = 1;
 inline constexpr int kCaptureStatusInvalidated = 2;
 
 // Keys and terminator of CUDA_KERNEL_NODE_PARAMS::extra (CU_LAUNCH_PARAM_*).
+// NOLINTBEGIN(readability-identifier-naming): constants, though a cast keeps them from constexpr
 inline void* const kLaunchParamEnd = nullptr;
 inline void* const kLaunchParamBufferPointer = reinterpret_cast<void*>(1);
 inline void* const kLaunchParamBufferSize = reinterpret_cast<void*>(2);
+// NOLINTEND(readability-identifier-naming)
 
 inline constexpr int kMemoryTypeHost = 1;
 inline constexpr int kMemoryTypeDevice = 2;

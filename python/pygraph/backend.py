@@ -27,6 +27,12 @@ log = logging.getLogger("pygraph")
 _CACHE_TAG = "pygraph-0.1"
 
 
+_READS_RANDOM_STATE_ON_HOST = (
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_efficient_attention_backward",
+)
+
+
 class Backend:
     """The object behind the name ``"pygraph"``; called by ``torch.compile``."""
 
@@ -93,10 +99,11 @@ def _compile_with_graphs(
         return stack
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        on_host = _random_state_inputs(gm)  # before Inductor changes the graph
         with scope():
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
-        found.append(_attach(compiled, config, inputs, kwargs))
+        found.append(_attach(compiled, config, len(inputs), on_host, kwargs))
         return compiled
 
     argument_count = len(example_inputs)
@@ -108,7 +115,11 @@ def _compile_with_graphs(
 
 
 def _attach(
-    compiled: Any, config: BackendConfig, inputs: Sequence[Any], kwargs: dict[str, Any]
+    compiled: Any,
+    config: BackendConfig,
+    input_count: int,
+    on_host: frozenset[int],
+    kwargs: dict[str, Any],
 ) -> shortcut.Shortcut | None:
     """Puts a Partition in the place of every partition function of a compiled FX graph.
 
@@ -131,11 +142,6 @@ def _attach(
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())
     mutated = set(compiled.mutated_input_idxs)
-    # The compiler gives a tensor the meta device where its place depends on whether one captures.
-    on_host = {
-        i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.device.type == "meta"
-    }
-    input_count = len(inputs)
     kind = (
         "backward"
         if kwargs.get("is_backward")
@@ -174,6 +180,20 @@ def _attach(
         if kind == "inference" and shortcut.is_plain_inference(input_count):
             return shortcut.Shortcut(runner.partitions[0], input_count, route)
     return None
+
+
+def _random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Inputs that memory-efficient attention's backward reads on the host unless one captures."""
+    placeholders = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    found = set()
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.name not in _READS_RANDOM_STATE_ON_HOST:
+            continue
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.name in ("philox_seed", "philox_offset") and value in placeholders:
+                found.add(placeholders[value])
+    return frozenset(found)
 
 
 def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:

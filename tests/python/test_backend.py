@@ -32,6 +32,17 @@ def test_importing_needs_no_gpu_and_no_engine() -> None:
     assert done.stdout.split() == ["False", "0"], done.stderr
 
 
+def test_every_module_can_be_imported_first() -> None:
+    for module in ("backend", "partition", "verify", "recorder", "shortcut", "fingerprint", "report"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import pygraph.{module}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
 @needs_no_gpu
 def test_results_and_gradients_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     runtime.notice_once.cache_clear()
