@@ -53,6 +53,9 @@ void bind_captured_graph(py::module_& m) {
           "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
       .def_property_readonly("noise_words",
                              [](const CapturedGraph& graph) { return graph.linked().noise_words; })
+      .def_property_readonly(
+          "unexplained_words",
+          [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
         return graph.linked().workspace_size;

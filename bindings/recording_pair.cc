@@ -94,6 +94,14 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   }
 }
 
+void RecordingPair::poison() {
+  for (const auto& space : spaces_) space->poison();
+}
+
+bool RecordingPair::untouched() {
+  return spaces_[0]->untouched() && spaces_[1]->untouched();
+}
+
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& saved) {
   outputs_[0]->check_equal(*outputs_[1]);
   mark_saved(*outputs_[1], saved);

@@ -38,8 +38,8 @@ class RecordingPair {
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was
   // written.
-  void poison() { spaces_[1]->poison(); }
-  bool untouched() { return spaces_[1]->untouched(); }
+  void poison();
+  bool untouched();
 
  private:
   const Driver& driver_;

@@ -47,7 +47,8 @@ std::string link_map(const LinkedGraph& linked) {
   std::ostringstream out;
   out << linked.recording.nodes.size() << " nodes, " << linked.relocations.size()
       << " relocations, " << linked.symbols.size() << " symbols, workspace "
-      << linked.workspace_size << " bytes, " << linked.noise_words << " words of noise\n\n"
+      << linked.workspace_size << " bytes, " << linked.noise_words << " words of noise, "
+      << linked.unexplained_words << " unexplained\n\n"
       << std::left << std::setw(14) << "symbol" << std::setw(14) << "bytes" << std::setw(8)
       << "first" << std::setw(8) << "last"
       << "workspace\n";

@@ -57,8 +57,12 @@ std::unique_ptr<ExecutableGraph> record(const Driver& driver, int device,
   AddressSpace space_b(driver, device, kCapacity, kGaps[1]);
   const Capture first = capture(driver, stream.get(), space_a, buffers, issue);
   Capture second = capture(driver, stream.get(), space_b, buffers, issue);
-  return std::make_unique<ExecutableGraph>(
-      driver, std::move(second.graph), link(driver, first.recording, std::move(second.recording)));
+  LinkedGraph linked = link(driver, first.recording, std::move(second.recording));
+  if (linked.unexplained_words > 0) {  // nobody verifies the graph here
+    throw NotRelocatable(std::to_string(linked.unexplained_words) +
+                         " parameter words look like addresses and belong to no buffer");
+  }
+  return std::make_unique<ExecutableGraph>(driver, std::move(second.graph), std::move(linked));
 }
 
 }  // namespace pygraph

@@ -13,8 +13,14 @@
 // node. Two fallbacks, tried in order, cover what real kernels do: an address one past the end of
 // an allocation (end iterators), and one of an allocation already freed (stale bytes in padding).
 //
-// A differing word that points to no device memory is noise: padding that nobody initialised. One
-// that does point to device memory and is not explained makes the graph not relocatable.
+// A differing word that is not explained is judged by its value in B, the graph that will run:
+//
+//     no device memory        noise: padding that nobody initialised; left alone
+//     a stand-in address      unexplained: mostly padding too (large parameter structs are launched
+//                             with whatever the stack held), but perhaps an address used in a way
+//                             PyGraph does not know. Left alone: it points at a stand-in page,
+//                             which is poisoned while the graph is verified, so a use of it shows
+//     other device memory     the graph is not relocatable
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -131,8 +137,8 @@ bool is_updatable(const Node& node) {
 }
 
 // The final check: writing A's addresses through the relocations must turn B's images into A's,
-// noise aside. Holds by construction; a failure would be an error of this file.
-void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t noise_words) {
+// words left alone aside. Holds by construction; a failure would be an error of this file.
+void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_alone) {
   uint32_t unexplained = 0;
   size_t next = 0;
   for (uint32_t n = 0; n < a.nodes.size(); ++n) {
@@ -147,7 +153,7 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t noise_
       if (word != read_word(a.nodes[n], offset)) ++unexplained;
     }
   }
-  if (unexplained != noise_words || next != linked.relocations.size()) {
+  if (unexplained != left_alone || next != linked.relocations.size()) {
     throw std::logic_error("scan_relocations left a word unclassified");
   }
 }
@@ -181,8 +187,9 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
       }
       if (const auto found = resolve(memory, node_a.position, word_a, word_b)) {
         linked.relocations.push_back({n, offset, found->symbol, found->addend});
-      } else if (a.address_space.contains(word_a) || b.address_space.contains(word_b) ||
-                 is_device_memory(driver, word_a) || is_device_memory(driver, word_b)) {
+      } else if (a.address_space.contains(word_b) || b.address_space.contains(word_b)) {
+        ++linked.unexplained_words;
+      } else if (is_device_memory(driver, word_b)) {
         throw NotRelocatable("node " + std::to_string(n) + ", kernel " + node_a.name + ", byte " +
                              std::to_string(offset) +
                              " of its parameters: an address that belongs to no known memory");
@@ -196,7 +203,7 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
     }
   }
   // From here on no relocation is added.
-  check_closed(a, linked, linked.noise_words);
+  check_closed(a, linked, linked.noise_words + linked.unexplained_words);
 }
 
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second) {

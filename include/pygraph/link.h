@@ -48,6 +48,10 @@ struct LinkedGraph {
   std::vector<Relocation> relocations;  // sorted by (node, offset)
   uint64_t workspace_size = 0;          // bytes of internal memory during a launch
   uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
+  // Words that differ, belong to no symbol, and yet lie among the recordings' stand-in addresses:
+  // padding with leftovers of the allocator, or addresses that PyGraph does not understand. They
+  // are left as they are, so only a verification with poisoned stand-ins may accept such a graph.
+  uint32_t unexplained_words = 0;
 };
 
 // Throws NotRelocatable if the recordings are not the same computation, if an address cannot be

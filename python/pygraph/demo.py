@@ -92,6 +92,7 @@ def _measure(
     torch.cuda.empty_cache()
     for _ in range(4):
         model(**inputs)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     result = _result(model(**inputs))
     difference = float((result - expected).abs().max())

@@ -152,6 +152,16 @@ TEST_F(LinkTest, PaddingThatIsNoAddressIsNoise) {
   EXPECT_EQ(linked.relocations.size(), 2);
 }
 
+TEST_F(LinkTest, AStandInAddressOfNoSymbolIsLeftToVerification) {
+  const LinkedGraph linked = link({kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(kBytes);
+    device.add_one_struct(s.stream, result, s.inputs[0] + kBytes + 64, s.inputs[0], kCount);
+    return std::vector{result};
+  });
+  EXPECT_EQ(linked.unexplained_words, 1);
+  EXPECT_EQ(linked.relocations.size(), 2);
+}
+
 TEST_F(LinkTest, RefusesAnAddressOfUnknownMemory) {
   const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
   int run = 0;

@@ -47,6 +47,14 @@ TEST_F(RecordTest, AnExceptionOfTheCallerPassesThroughAndLeavesNothingBehind) {
   EXPECT_EQ(after, before);
 }
 
+TEST_F(RecordTest, RefusesWhatOnlyVerificationCouldAccept) {
+  const Buffer buffers[] = {{kBytes}};
+  const auto work = [&](CUstream s, auto addresses) {
+    device.add_one_struct(s, addresses[0], addresses[0] + kBytes + 64, addresses[0], kCount);
+  };
+  EXPECT_THROW(record(driver, 0, buffers, work), NotRelocatable);
+}
+
 TEST_F(RecordTest, SynchronizingWhileRecordingIsRefused) {
   const Buffer buffers[] = {{kBytes}};
   const auto work = [&](CUstream s, auto addresses) {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import pygraph
+from pygraph import runtime
 
 
 def compiled(function: Any, **kwargs: Any) -> Any:
@@ -40,27 +42,32 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
+def uncaptured() -> threading.Lock:
+    """A context in which PyGraph records nothing: programs run the same compiled code, uncaptured."""
+    return runtime.record_lock
+
+
 def check_inference(
     function: Callable[..., Any],
     make_inputs: Callable[[], tuple[Any, ...]],
     calls: int = 5,
     graphs: int = 1,
 ) -> None:
-    """Calls the function through PyGraph and through Inductor on equal inputs; compares all results
-    at the end, so that a result overwritten by a later call shows."""
-    reference = torch.compile(function)
+    """Calls the function uncaptured and captured on equal inputs; compares all results at the end, so
+    that a result overwritten by a later call shows."""
+    model = compiled(function)
     inputs = [make_inputs() for _ in range(calls)]
 
-    def run(f: Callable[..., Any]) -> list[Any]:
+    def run() -> list[Any]:
         copies = [tuple(_copy(x) for x in args) for args in inputs]
         with torch.no_grad():
-            results = [f(*args) for args in copies]
+            results = [model(*args) for args in copies]
         return [*results, *copies]
 
-    expected = run(reference)
-    torch._dynamo.reset()
-    actual = run(compiled(function))
-    assert_same(actual, expected)
+    with uncaptured():
+        expected = run()
+    assert captured() == []
+    assert_same(run(), expected)
     rows = captured()
     assert len(rows) == graphs, pygraph.stats()
     assert all(row.replays >= 1 for row in rows)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .support import assert_same, captured, compiled, randn
+from .support import assert_same, captured, compiled, randn, uncaptured
 
 
 def _model(dropout: float = 0.0) -> nn.Module:
@@ -27,9 +27,10 @@ def _gradients(module: nn.Module) -> list[torch.Tensor]:
 def _compare(
     module: nn.Module, step: Callable[[Callable[..., torch.Tensor], int], object], calls: int = 6
 ) -> None:
-    """Runs steps with Inductor and with PyGraph from the same seeds; gradients must be equal."""
+    """Runs steps uncaptured and captured from the same seeds; results and gradients must be equal."""
+    model = compiled(module)
 
-    def run(model: Callable[..., torch.Tensor]) -> list[object]:
+    def run() -> list[object]:
         results: list[object] = []
         for call in range(calls):
             torch.manual_seed(call)
@@ -37,9 +38,10 @@ def _compare(
             results.append(_gradients(module))
         return results
 
-    expected = run(torch.compile(module))
-    torch._dynamo.reset()
-    assert_same(run(compiled(module)), expected)
+    with uncaptured():
+        expected = run()
+    assert captured() == []
+    assert_same(run(), expected)
     assert {row.name for row in captured()} >= {"forward", "backward"}
 
 
@@ -106,10 +108,11 @@ def test_retain_graph() -> None:
             loss.backward()
         return _gradients(module)
 
+    model = compiled(module)
     with torch._functorch.config.patch(donated_buffer=False):
-        expected = run(torch.compile(module))
-        torch._dynamo.reset()
-        assert_same(run(compiled(module)), expected)
+        with uncaptured():
+            expected = run(model)
+        assert_same(run(model), expected)
 
 
 def test_activation_checkpointing_with_dropout() -> None:
@@ -154,9 +157,10 @@ def test_autocast_and_grad_scaler() -> None:
                 p.copy_(value)
         return end
 
-    expected = run(torch.compile(module))
-    torch._dynamo.reset()
-    assert_same(run(compiled(module)), expected)
+    model = compiled(module)
+    with uncaptured():
+        expected = run(model)
+    assert_same(run(model), expected)
     assert {row.name for row in captured()} >= {"forward", "backward"}
 
 
@@ -171,9 +175,10 @@ def test_batch_norm_updates_its_running_statistics() -> None:
             model(x).square().mean().backward()
         return [v.clone() for v in module.state_dict().values()]
 
-    expected = run(torch.compile(module))
-    torch._dynamo.reset()
-    assert_same(run(compiled(module)), expected)
+    model = compiled(module)
+    with uncaptured():
+        expected = run(model)
+    assert_same(run(model), expected)
 
 
 def test_attention_with_dropout() -> None:
