@@ -106,6 +106,7 @@ def main() -> int:
             row for row in document["rows"] if (row["workload"], row["mode"]) != (name, mode)
         ] + [
             {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+            | {"commit": document["commit"]}
             for row in rows
         ]
         options.out.mkdir(parents=True, exist_ok=True)

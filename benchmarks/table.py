@@ -16,7 +16,7 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         f"{machine['gpu']}, driver {machine['driver']}, PyTorch {machine['torch']}, "
         f"commit {document['commit']}, {machine['date']}. Microseconds per call "
-        "(latency with a synchronize per call), then peak memory in MiB.",
+        "(latency with a synchronize per call), then device memory in MiB.",
         "",
         "| Workload | Batch | Inductor | + graphs | PyGraph | hand-made graph "
         "| PyGraph / best of both | MiB: Inductor | + graphs | PyGraph | Difference |",
@@ -34,13 +34,17 @@ def markdown(document: dict[str, Any]) -> str:
         ]
         baselines = [rows[c]["us"] for c in _COLUMNS[:2] if c in rows]
         gain = f"{min(baselines) / own['us']:.2f} x faster" if baselines else "-"
-        memory = [f"{rows[c]['peak_mib']:.0f}" if c in rows else "-" for c in _COLUMNS[:3]]
+        memory = [_mib(rows.get(c)) for c in _COLUMNS[:3]]
         error = own["rel_err"]
         lines.append(
             f"| {workload}, {mode} | {own['batch']} | {' | '.join(times)} | {gain} "
             f"| {' | '.join(memory)} | {'0' if error == 0 else f'{error:.1e}'} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _mib(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <ATen/core/Generator.h>
 #include <Python.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,9 +49,9 @@ class CapturedGraph {
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
 
-  // Counters for the report.
-  uint64_t replays = 0;
-  uint64_t nodes_touched = 0;
+  // Counters for the report; written without Python's lock.
+  std::atomic<uint64_t> replays = 0;
+  std::atomic<uint64_t> nodes_touched = 0;
   std::string failure;  // why the graph stopped being used; empty while it is usable
 
  private:

@@ -29,6 +29,8 @@ PyObject* try_replay(CapturedGraph& graph, PyObject* arguments) {
   } catch (const DriverError& error) {
     graph.failure = error.what();
     if (error.sticky()) PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (const WorkspaceBusy&) {
+    // This call only.
   } catch (const c10::OutOfMemoryError&) {
     // Not the graph's fault: uncaptured, the same request may free caches or raise.
   } catch (const std::exception& error) {

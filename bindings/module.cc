@@ -41,8 +41,10 @@ void bind_captured_graph(py::module_& m) {
            })
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
-      .def_readonly("replays", &CapturedGraph::replays)
-      .def_readonly("nodes_touched", &CapturedGraph::nodes_touched)
+      .def_property_readonly("replays",
+                             [](const CapturedGraph& graph) { return graph.replays.load(); })
+      .def_property_readonly("nodes_touched",
+                             [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
       .def_readwrite("failure", &CapturedGraph::failure)
       .def_property_readonly(
           "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })

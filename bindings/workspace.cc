@@ -59,6 +59,12 @@ void Workspace::release(uint64_t bytes) noexcept {
 
 uint64_t Workspace::enter(const Driver& driver, CUstream stream) {
   if (launched_ && stream != last_stream_) {
+    int status = abi::kCaptureStatusNone;
+    PYGRAPH_CHECK(driver, stream_is_capturing(last_stream_, &status));
+    if (status != abi::kCaptureStatusNone) {
+      // Recording an event there would pull this stream into somebody's capture.
+      throw WorkspaceBusy("the stream of the last launch is being captured");
+    }
     if (!event_) event_ = create_event(driver);
     PYGRAPH_CHECK(driver, event_record(event_.get(), last_stream_));
     PYGRAPH_CHECK(driver, stream_wait_event(stream, event_.get(), 0));

@@ -11,10 +11,18 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 
 #include "pygraph/handles.h"
 
 namespace pygraph {
+
+// The last launch was on a stream that is being captured now, so nothing can wait for it. The call
+// runs uncaptured; later ones may replay again.
+class WorkspaceBusy : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 class Workspace {
  public:
@@ -34,7 +42,8 @@ class Workspace {
 
   // For the launch of a graph: hold the lock, then call enter(), bind, launch.
   std::mutex& mutex() { return mutex_; }
-  // Orders the launch on `stream` after the last one and returns the workspace's address.
+  // Orders the launch on `stream` after the last one and returns the workspace's address. Throws
+  // WorkspaceBusy or DriverError.
   uint64_t enter(const Driver& driver, CUstream stream);
 
   // Fills the workspace with a byte pattern, on the current stream. For verification.

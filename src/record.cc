@@ -5,8 +5,16 @@
 namespace pygraph {
 namespace {
 
-constexpr uint64_t kCapacity = uint64_t{1} << 40;
 constexpr uint64_t kGaps[] = {512, 1536};
+
+// Addresses for all buffers in one half of the space, with room for alignment and gaps.
+uint64_t capacity_for(std::span<const Buffer> buffers) {
+  constexpr uint64_t kSlack = uint64_t{4} << 20;
+  constexpr uint64_t kPerBuffer = 4096;
+  uint64_t half = kSlack;
+  for (const Buffer& buffer : buffers) half += buffer.size + kPerBuffer;
+  return 2 * half;
+}
 
 struct Capture {
   Graph graph;
@@ -53,8 +61,8 @@ Capture capture(const Driver& driver, CUstream stream, AddressSpace& space,
 std::unique_ptr<ExecutableGraph> record(const Driver& driver, int device,
                                         std::span<const Buffer> buffers, const Issue& issue) {
   const Stream stream = create_stream(driver);
-  AddressSpace space_a(driver, device, kCapacity, kGaps[0]);
-  AddressSpace space_b(driver, device, kCapacity, kGaps[1]);
+  AddressSpace space_a(driver, device, capacity_for(buffers), kGaps[0]);
+  AddressSpace space_b(driver, device, capacity_for(buffers), kGaps[1]);
   const Capture first = capture(driver, stream.get(), space_a, buffers, issue);
   Capture second = capture(driver, stream.get(), space_b, buffers, issue);
   LinkedGraph linked = link(driver, first.recording, std::move(second.recording));

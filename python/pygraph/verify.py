@@ -135,6 +135,8 @@ class _Run:
         offsets = self._current_offsets()
         expected = _fingerprints_of(outputs)
         outputs.clear()
+        # The workspace is another size than what was just freed, and must not be taken beside it.
+        torch.cuda.empty_cache()
         replayed, failure = self._replay(list(self.args))
         self._set_offsets(offsets)
         if not failure and _equal(expected, _fingerprints_of(replayed)):

@@ -30,6 +30,14 @@ bool is_joined(const SimulatedGraph& graph, const std::vector<SimulatedNode*>& f
   });
 }
 
+// Every stream of the capture goes back to normal, and its graph is gone.
+void abandon_capture(SimulatedGraph* captured) {
+  for (const auto& stream : current_state()->streams) {
+    if (stream->graph == captured) *stream = {};
+  }
+  delete captured;
+}
+
 }  // namespace
 
 abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node) {
@@ -94,11 +102,13 @@ abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
   return abi::kSuccess;
 }
 
+// Also ends a capture that was begun on the stream, as the driver does.
 abi::Result stream_destroy(CUstream stream) {
   auto& streams = current_state()->streams;
   const auto it = std::find_if(streams.begin(), streams.end(),
                                [&](const auto& owned) { return owned.get() == as_stream(stream); });
   if (it == streams.end()) return abi::kInvalidValue;
+  if ((*it)->origin) abandon_capture((*it)->graph);
   streams.erase(it);
   return abi::kSuccess;
 }
@@ -139,12 +149,12 @@ abi::Result stream_end_capture(CUstream stream, CUgraph* graph) {
   SimulatedGraph* captured = origin->graph;
   const bool invalidated = origin->invalidated;
   const bool joined = is_joined(*captured, origin->frontier);
+  if (invalidated || !joined) {
+    abandon_capture(captured);
+    return invalidated ? abi::kCaptureInvalidated : abi::kCaptureUnjoined;
+  }
   for (const auto& other : current_state()->streams) {
     if (other->graph == captured) *other = {};
-  }
-  if (invalidated || !joined) {
-    delete captured;
-    return invalidated ? abi::kCaptureInvalidated : abi::kCaptureUnjoined;
   }
   current_state()->objects.insert(captured);
   *graph = reinterpret_cast<CUgraph>(captured);
