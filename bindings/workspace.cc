@@ -1,5 +1,7 @@
 #include "workspace.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <map>
 
 namespace pygraph {
@@ -17,6 +19,9 @@ Workspace::Workspace(int device) : device_(device) {}
 
 void Workspace::resize(uint64_t bytes) {
   if (bytes == capacity_) return;
+  // A graph may be dropped while another device is current.
+  const c10::OptionalDeviceGuard guard(
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_)));
   PYGRAPH_CHECK(cuda_driver(), context_synchronize());
   const uint64_t before = capacity_;
   memory_.clear();  // first, so that the old and the new never exist together

@@ -3,7 +3,7 @@
 // Nothing executes during a capture, so its addresses need no storage behind them. They must exist,
 // though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved and
 // every 2 MiB of it is mapped to one and the same physical page. Recording a graph that works on
-// 30 GB costs 4 MiB.
+// 30 GB costs 4 MiB per recording.
 //
 // The pages serve a second purpose. While a new graph is verified they are filled with poison: an
 // address that PyGraph failed to relocate then reads garbage, which shows in the outputs, or writes
