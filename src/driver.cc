@@ -12,8 +12,6 @@ namespace {
 constexpr int kMinimumVersion = 12040;
 constexpr uint64_t kLegacyStream = 1;  // CU_GET_PROC_ADDRESS_LEGACY_STREAM: streams are explicit
 
-using GetProcAddress = abi::Result (*)(const char*, void**, int, uint64_t, int*);
-
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -46,8 +44,9 @@ void* find_function(GetProcAddress get, const char* symbol, int version) {
   return function;
 }
 
-Driver load_driver() {
-  const GetProcAddress get = open_driver();
+}  // namespace
+
+Driver load_driver(GetProcAddress get) {
   Driver driver;
   driver.driver_get_version = reinterpret_cast<decltype(driver.driver_get_version)>(
       find_function(get, "cuDriverGetVersion", 2020));
@@ -66,11 +65,9 @@ Driver load_driver() {
   return driver;
 }
 
-}  // namespace
-
 const Driver& cuda_driver() {
-  static const Driver driver =
-      load_driver();  // an exception leaves it unset: the next call retries
+  // An exception leaves it unset: the next call tries again.
+  static const Driver driver = load_driver(open_driver());
   return driver;
 }
 

@@ -59,7 +59,8 @@ bool is_match(Match rule, const Symbol& symbol, uint32_t position, uint64_t dist
   return false;
 }
 
-// The latest symbol that explains both words in the same way.
+// The latest symbol that explains both words in the same way. (Random states have no address here,
+// so they explain no words that differ.)
 std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
                                 uint64_t word_a, uint64_t word_b) {
   for (const Match rule : {Match::kAlive, Match::kEndOfAlive, Match::kFreed}) {
@@ -164,9 +165,6 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
   const Recording& b = linked.recording;
   linked.symbols = collect_symbols(a, b);
   const auto first_random = static_cast<uint32_t>(linked.symbols.size());
-  const size_t memory_symbols = linked.symbols.size();
-  std::vector<Symbol> memory(linked.symbols.begin(),
-                             linked.symbols.begin() + static_cast<ptrdiff_t>(memory_symbols));
   for (uint32_t i = 0; i < b.random.size(); ++i) {
     linked.symbols.push_back({SymbolKind::kRandom, i, kRandomStateSize});
   }
@@ -185,7 +183,7 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
         }
         continue;
       }
-      if (const auto found = resolve(memory, node_a.position, word_a, word_b)) {
+      if (const auto found = resolve(linked.symbols, node_a.position, word_a, word_b)) {
         linked.relocations.push_back({n, offset, found->symbol, found->addend});
       } else if (a.address_space.contains(word_b) || b.address_space.contains(word_b)) {
         ++linked.unexplained_words;

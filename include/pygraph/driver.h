@@ -134,6 +134,13 @@ class DriverError : public std::runtime_error {
 // tell the layout of kernel parameters).
 const Driver& cuda_driver();
 
+// cuGetProcAddress_v2: symbol, where to put the function, ABI version, flags, where to put the
+// status.
+using GetProcAddress = abi::Result (*)(const char*, void**, int, uint64_t, int*);
+
+// Fills a table through `get`, which cuda_driver() takes from libcuda. Throws like cuda_driver().
+Driver load_driver(GetProcAddress get);
+
 // Throws DriverError unless result is success. Use through PYGRAPH_CHECK, which quotes the call.
 void check_result(const Driver& driver, abi::Result result, const char* call);
 

@@ -80,6 +80,58 @@ TEST_F(FailureTest, OnlySomeErrorsEndTheProcess) {
   EXPECT_FALSE(DriverError("", abi::kCaptureInvalidated).sticky());
 }
 
+// Stand-ins for the entry point of libcuda, as drivers that are too old or no drivers would have
+// it.
+int g_version = 0;
+const char* g_missing = "";
+
+abi::Result tell_version(int* version) {
+  *version = g_version;
+  return abi::kSuccess;
+}
+
+abi::Result find_any_function(const char* symbol, void** function, int /*version*/,
+                              uint64_t /*flags*/, int* /*status*/) {
+  // The driver answers "success" with a null function for names it does not know.
+  const bool is_missing = std::string(symbol) == g_missing;
+  *function = is_missing ? nullptr : reinterpret_cast<void*>(&tell_version);
+  return abi::kSuccess;
+}
+
+abi::Result answer_like_the_stub(const char* /*symbol*/, void** /*function*/, int /*version*/,
+                                 uint64_t /*flags*/, int* /*status*/) {
+  return abi::kStubLibrary;
+}
+
+std::string reason_not_to_load(GetProcAddress get) {
+  try {
+    load_driver(get);
+  } catch (const DriverError& error) {
+    return error.what();
+  }
+  return "(loaded)";
+}
+
+TEST(DriverTest, AnOldDriverIsRefusedWithBothVersions) {
+  g_version = 12030;
+  EXPECT_EQ(reason_not_to_load(find_any_function),
+            "the CUDA driver supports CUDA 12.3; PyGraph needs 12.4 (cuFuncGetParamInfo)");
+}
+
+TEST(DriverTest, AMissingFunctionIsNamed) {
+  g_version = 13000;
+  g_missing = "cuGraphLaunch";
+  EXPECT_EQ(reason_not_to_load(find_any_function),
+            "the CUDA driver has no cuGraphLaunch of version 10.0; PyGraph needs driver 12.4");
+  g_missing = "";
+  EXPECT_EQ(reason_not_to_load(find_any_function), "(loaded)");
+}
+
+TEST(DriverTest, TheToolkitsStubIsNoDriver) {
+  EXPECT_EQ(reason_not_to_load(answer_like_the_stub),
+            "libcuda.so.1 is the toolkit's stub, not a driver");
+}
+
 TEST(DriverTest, AMissingDriverIsAnExceptionWithTheReason) {
   try {
     cuda_driver();
