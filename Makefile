@@ -20,7 +20,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: run test test-engine test-python sanitize lint format bench clean
+.PHONY: run test test-engine test-python sanitize lint lint-bindings format bench clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
@@ -45,6 +45,12 @@ lint: $(READY) build/engine/ready
 	clang-tidy -p build/engine --quiet $$(git ls-files 'src/*.cc' 'examples/*.cc')
 	$(PY) -m ruff format --check . && $(PY) -m ruff check .
 	MYPYPATH=python $(PY) -m mypy
+
+# Apart from lint, because PyTorch's headers make it slow.
+lint-bindings: $(READY)
+	cmake -S . -B build/bindings $(GENERATOR) -DPYGRAPH_BINDINGS=ON -DPYGRAPH_TESTS=OFF \
+	  -DPYGRAPH_EXAMPLES=OFF -DPython_EXECUTABLE=$(shell $(PY) -c "import sys; print(sys.executable)")
+	clang-tidy -p build/bindings --quiet $$(git ls-files 'bindings/*.cc')
 
 format: $(READY)
 	clang-format -i $$(git ls-files '*.cc' '*.h')

@@ -78,6 +78,7 @@ void bind_recording_pair(py::module_& m) {
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
               const std::vector<int>& random_arguments) {
              std::vector<RandomSource> random;
+             random.reserve(random_arguments.size());
              for (const int argument : random_arguments) random.push_back({argument});
              pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(),
                          std::move(random));
