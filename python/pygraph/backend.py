@@ -160,6 +160,7 @@ def _attach(
             name=f"{kind}{'' if len(maps) == 1 else f' part {number}'}",
             device=device,
             argument_count=len(mapping),
+            counts_numbers=route is not None,
             static=frozenset(i for i, source in enumerate(mapping) if source in static),
             mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
             on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),

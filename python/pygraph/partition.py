@@ -42,7 +42,8 @@ class PartitionInfo:
 
     name: str  # "forward", "backward" or "inference", with a number if there are several
     device: int
-    argument_count: int  # as many as `static` and `mutated` speak of, integers excluded
+    argument_count: int  # as many as `static` and `mutated` speak of
+    counts_numbers: bool  # whether argument_count includes the integers that follow the tensors
     static: frozenset[int]  # inputs that should keep their address
     mutated: frozenset[int]  # inputs that should be written
     saved: tuple[int, ...]  # outputs that only backward will see
@@ -213,7 +214,7 @@ class Partition:
 
     def _hints_fit(self, args: Sequence[Any]) -> bool:
         # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
-        numbers = sum(1 for arg in args if isinstance(arg, int))
+        numbers = 0 if self.info.counts_numbers else sum(isinstance(arg, int) for arg in args)
         return len(args) - numbers == self.info.argument_count
 
     def _copied_bytes(self, args: Sequence[Any]) -> int:
