@@ -64,7 +64,6 @@ namespace pygraph {
   X(graph_destroy_node, "cuGraphDestroyNode", 10000, CUgraphNode)                                 \
   X(graph_instantiate, "cuGraphInstantiateWithParams", 12000, CUgraphExec*, CUgraph,              \
     abi::InstantiateParams*)                                                                      \
-  X(graph_upload, "cuGraphUpload", 11010, CUgraphExec, CUstream)                                  \
   X(graph_launch, "cuGraphLaunch", 10000, CUgraphExec, CUstream)                                  \
   X(graph_exec_destroy, "cuGraphExecDestroy", 10000, CUgraphExec)                                 \
   X(graph_exec_kernel_set_params, "cuGraphExecKernelNodeSetParams", 12000, CUgraphExec,           \

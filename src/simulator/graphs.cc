@@ -272,10 +272,6 @@ abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::Instantiate
   return abi::kSuccess;
 }
 
-abi::Result graph_upload(CUgraphExec /*exec*/, CUstream /*stream*/) {
-  return abi::kSuccess;
-}
-
 abi::Result graph_launch(CUgraphExec exec, CUstream stream) {
   int status = abi::kCaptureStatusNone;
   stream_is_capturing(stream, &status);
