@@ -13,7 +13,7 @@ namespace pygraph {
 namespace {
 
 constexpr uint64_t kAlignment = 512;
-// Larger tensors get memory of their own: there the allocator's microsecond does not count.
+// Larger tensors get memory of their own: there the cost of an allocation does not count.
 constexpr uint64_t kLargestInBlock = uint64_t{16} << 20;
 
 uint64_t align_up(uint64_t bytes) {

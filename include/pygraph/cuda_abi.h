@@ -59,7 +59,6 @@ inline void* const kLaunchParamBufferPointer = reinterpret_cast<void*>(1);
 inline void* const kLaunchParamBufferSize = reinterpret_cast<void*>(2);
 // NOLINTEND(readability-identifier-naming)
 
-inline constexpr int kMemoryTypeHost = 1;
 inline constexpr int kMemoryTypeDevice = 2;
 inline constexpr int kMemoryTypeUnified = 4;
 inline constexpr int kPointerAttributeMemoryType = 2;

@@ -162,23 +162,28 @@ class Partition:
                 saved=self.info.saved,
                 capacity=self._options.record_capacity_gib << 30,
             )
+            mutated = entry.mutated if self._options.verify else frozenset()
+            run = verify.Run(self._uncaptured, list(args), recording, mutated)
         except Exception as error:  # any failure of a recording leaves the program uncaptured
             self._refuse(entry, recorder.describe_failure(error))
             return self._uncaptured(args)
         if self._options.verify:
-            result = verify.verify(self._uncaptured, args, recording, entry.mutated)
+            result = verify.verify(run)
             outputs = result.outputs
             entry.executable_bytes = result.executable_bytes
             if result.failure:
                 self._refuse(entry, result.failure)
                 return outputs
-            args.clear()
         elif recording.graph.unexplained_words > 0:
             self._refuse(entry, "some parameters look like unknown addresses, and verify is off")
             return self._uncaptured(args)
         else:
-            outputs = recording.graph.replay(args)
-            args.clear()
+            try:
+                outputs = recording.graph.replay(args)
+            except RuntimeError as error:  # nothing was launched
+                self._refuse(entry, recorder.describe_failure(error))
+                return self._uncaptured(args)
+        args.clear()
         entry.state = State.CAPTURED
         entry.graph = recording.graph
         entry.capture_seconds = time.perf_counter() - start

@@ -27,6 +27,7 @@ _LARGE_BYTES = 1 << 26
 _SPREAD_FACTOR = 2.0
 # Two uncaptured runs that differ by more than this share of a value do not compute that value.
 _ROUGHLY = 0.05
+_OUT_OF_MEMORY = "out of memory while verifying"
 
 
 @dataclasses.dataclass
@@ -72,16 +73,13 @@ class SideEffects:
         }
 
 
-def verify(
-    function: Callable[[list[Any]], Sequence[Any]],
-    args: Sequence[Any],
-    recording: Recording,
-    mutated: frozenset[int],
-) -> Verification:
-    """Makes the call that ``args`` are for, and compares a replay of the graph with it."""
-    run = _Run(function, list(args), recording, mutated)
+def verify(run: Run) -> Verification:
+    """Makes the call that ``run`` was prepared for, and compares a replay of the graph with it.
+
+    Raises only what the uncaptured function raises.
+    """
     before = _foreign_bytes()
-    if not mutated and recording.graph.output_bytes > _LARGE_BYTES:
+    if run.may_free_outputs and run.graph.output_bytes > _LARGE_BYTES:
         outputs, failure = run.compare_by_fingerprint()
     else:
         outputs, failure = run.compare_bits()
@@ -96,8 +94,12 @@ def _foreign_bytes() -> int:
     return total - free - torch.cuda.memory_reserved()
 
 
-class _Run:
-    """One verification: the inputs before the call, and ways to run on them again."""
+class Run:
+    """One verification: the inputs before the call, and ways to run on them again.
+
+    Nothing has run when it is constructed; inputs that will be written are cloned, so that may raise
+    torch.OutOfMemoryError.
+    """
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class _Run:
         self.graph = recording.graph
         self._pair = recording.pair
         self._mutated = sorted(mutated)
+        self.may_free_outputs = not mutated  # because they can be computed again
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
         self._pristine = _clone_shared_storages(args, self._mutated)
@@ -125,6 +128,8 @@ class _Run:
             if not failure:
                 results = self._results(outputs, self.args)
                 failure = self._compare(results, self._results(replayed, replay_args))
+        except torch.OutOfMemoryError:
+            failure = _OUT_OF_MEMORY
         finally:
             self._set_offsets(offsets)
         return outputs, failure
@@ -149,14 +154,14 @@ class _Run:
 
     def _replay(self, replay_args: list[Any]) -> tuple[list[Any], str]:
         self._set_offsets(self._offsets)
-        self._pair.poison()
-        self.graph.poison_workspace(torch.cuda.current_stream().cuda_stream)
         try:
+            self._pair.poison()
+            self.graph.poison_workspace(torch.cuda.current_stream().cuda_stream)
             replayed = list(self.graph.replay(replay_args, True))
         except runtime.engine().DriverError as error:
             return [], f"the graph cannot be launched: {error}"
         except torch.OutOfMemoryError:
-            return [], "out of memory while verifying"
+            return [], _OUT_OF_MEMORY
         torch.cuda.current_stream().synchronize()
         if not self._pair.untouched():
             return replayed, "verification failed: the graph writes to memory it was recorded with"

@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.library import custom_op
 
 import pygraph
 from pygraph import runtime
@@ -21,26 +22,26 @@ from .support import captured, compiled, randn, refusals
 _calls = 0
 
 
-@torch.library.custom_op("pygraph_test::synchronize", mutates_args=())
+@custom_op("pygraph_test::synchronize", mutates_args=())
 def synchronize(x: torch.Tensor) -> torch.Tensor:
     torch.cuda.synchronize()
     return x + 1
 
 
-@torch.library.custom_op("pygraph_test::callback", mutates_args=())
+@custom_op("pygraph_test::callback", mutates_args=())
 def callback(x: torch.Tensor) -> torch.Tensor:
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     assert _cudart().cudaLaunchHostFunc(stream, _do_nothing, None) == 0
     return x + 1
 
 
-@torch.library.custom_op("pygraph_test::external_event", mutates_args=())
+@custom_op("pygraph_test::external_event", mutates_args=())
 def external_event(x: torch.Tensor) -> torch.Tensor:
     torch.cuda.Event(external=True).record()
     return x + 1
 
 
-@torch.library.custom_op("pygraph_test::unsteady", mutates_args=())
+@custom_op("pygraph_test::unsteady", mutates_args=())
 def unsteady(x: torch.Tensor) -> torch.Tensor:
     global _calls
     _calls += 1
@@ -59,7 +60,7 @@ def _add_one_through_table(table, out, count, block: tl.constexpr):  # noqa: ANN
     tl.store(out + index, tl.load(source + index, mask=index < count) + 1, mask=index < count)
 
 
-@torch.library.custom_op("pygraph_test::hidden_pointer", mutates_args=())
+@custom_op("pygraph_test::hidden_pointer", mutates_args=())
 def hidden_pointer(x: torch.Tensor) -> torch.Tensor:
     """Adds one, through an address that it keeps in device memory in four pieces."""
     table = torch.empty(4, dtype=torch.int64, device=x.device)

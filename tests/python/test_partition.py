@@ -1,15 +1,26 @@
-"""What a partition believes of the compiler's hints; no GPU needed."""
+"""A partition's decisions, with stand-ins for the recording and the graph; no GPU needed."""
 
 from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pygraph import recorder, runtime, verify
 from pygraph.options import Options
-from pygraph.partition import Partition, PartitionInfo
+from pygraph.partition import Entry, Function, Partition, PartitionInfo, State
+from pygraph.recorder import Recording
 
 
-def _partition(argument_count: int, counts_numbers: bool) -> Partition:
+def _partition(
+    argument_count: int,
+    counts_numbers: bool,
+    options: Options = Options(),  # noqa: B008
+    function: Function = lambda args: args,
+) -> Partition:
     info = PartitionInfo(
         name="forward",
         device=0,
@@ -20,7 +31,7 @@ def _partition(argument_count: int, counts_numbers: bool) -> Partition:
         saved=(),
         on_host=frozenset(),
     )
-    return Partition(lambda args: args, info, Options())
+    return Partition(function, info, options)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +53,6 @@ def test_reset_forgets_every_signature() -> None:
 
 
 def test_a_partition_lives_as_long_as_its_callable() -> None:
-    import gc
-    import weakref
-
     partition = _partition(1, True)
     reference = weakref.ref(partition)
     callable_ = partition.callable
@@ -54,3 +62,78 @@ def test_a_partition_lives_as_long_as_its_callable() -> None:
     del callable_
     gc.collect()
     assert reference() is None
+
+
+class _Graph:
+    """Stands in for a captured graph that adds one, or that cannot be launched."""
+
+    output_bytes = 0
+    nodes = 3
+    relocations = 4
+
+    def __init__(self, launches: bool = True, unexplained_words: int = 0) -> None:
+        self.unexplained_words = unexplained_words
+        self._launches = launches
+
+    def poison_workspace(self, stream: int) -> None:
+        pass
+
+    def replay(self, args: list[torch.Tensor], poison_outputs: bool = False) -> list[torch.Tensor]:
+        if not self._launches:
+            raise runtime.engine().DriverError("graph_launch failed")
+        return [args[0] + 1]
+
+
+def _record_and_verify(
+    monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, verify_graphs: bool
+) -> Entry:
+    """One second call with a recording that yields ``graph``; the result must be right in any case."""
+
+    def record(*args: object, **kwargs: object) -> Recording:
+        if isinstance(graph, Exception):
+            raise graph
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+        return Recording(graph, pair, [])
+
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(recorder, "record", record)
+    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    monkeypatch.setattr(Partition, "_keep", lambda self, graph: None)
+    partition = _partition(1, True, Options(verify=verify_graphs), lambda args: [args[0] + 1])
+    entry = Entry()
+    x = torch.ones(4)
+    outputs = partition._record_and_verify(entry, [x])
+    assert torch.equal(outputs[0], x + 1)
+    return entry
+
+
+@pytest.mark.parametrize("verify_graphs", [True, False])
+def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_graphs: bool) -> None:
+    assert _record_and_verify(monkeypatch, _Graph(), verify_graphs).state is State.CAPTURED
+
+
+@pytest.mark.parametrize("verify_graphs", [True, False])
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (torch.OutOfMemoryError("no"), "recording ran out of memory"),
+        (RuntimeError("sync while capturing\nmore"), "RuntimeError: sync while capturing"),
+        (_Graph(launches=False), "graph_launch failed"),
+    ],
+)
+def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, reason: str, verify_graphs: bool
+) -> None:
+    entry = _record_and_verify(monkeypatch, graph, verify_graphs)
+    assert entry.state is State.REFUSED
+    assert reason in entry.reason
+
+
+def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = _record_and_verify(monkeypatch, _Graph(unexplained_words=1), verify_graphs=False)
+    assert entry.state is State.REFUSED
+    entry = _record_and_verify(monkeypatch, _Graph(unexplained_words=1), verify_graphs=True)
+    assert entry.state is State.CAPTURED

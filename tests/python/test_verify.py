@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from pygraph import verify
+from pygraph.recorder import Recording
 
 
 def test_a_result_within_the_spread_of_uncaptured_runs_is_accepted() -> None:
@@ -36,3 +40,44 @@ def test_garbage_is_never_within_the_spread() -> None:
     sample[0] += 1e-6
     garbage = torch.full((100,), float("nan"))
     assert not verify._is_within_spread(garbage, expected, [sample, expected.clone()])
+
+
+class _Refusing:
+    """A graph and a recording pair whose memory cannot be had at one step."""
+
+    output_bytes = 0
+
+    def __init__(self, refused: str) -> None:
+        self._refused = refused
+
+    def _step(self, name: str) -> None:
+        if name == self._refused:
+            raise torch.OutOfMemoryError(name)
+
+    def poison(self) -> None:
+        self._step("poison")
+
+    def poison_workspace(self, stream: int) -> None:
+        self._step("poison_workspace")
+
+    def replay(self, arguments: list[torch.Tensor], poison_outputs: bool) -> list[torch.Tensor]:
+        self._step("replay")
+        return [arguments[0] + 1]
+
+    def untouched(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("step", ["poison", "poison_workspace", "replay"])
+@pytest.mark.parametrize("by_fingerprint", [False, True])
+def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
+    step: str, by_fingerprint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    fake = _Refusing(step)
+    x = torch.ones(4)
+    run = verify.Run(lambda args: [args[0] + 1], [x], Recording(fake, fake, []), frozenset())
+    outputs, failure = run.compare_by_fingerprint() if by_fingerprint else run.compare_bits()
+    assert torch.equal(outputs[0], x + 1)
+    assert failure == "out of memory while verifying"
