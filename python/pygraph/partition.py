@@ -101,7 +101,7 @@ class Partition:
         GPU while capturing; its backward reads it on the host or the device accordingly. What a
         captured forward saved must therefore move before an uncaptured backward.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if self.info.on_host and not torch.cuda.is_current_stream_capturing():
             for i in self.info.on_host:
                 args[i] = args[i].cpu()
         return self._function(args)
