@@ -41,7 +41,8 @@ struct CapturedGraph::Launch {
   std::vector<c10::Storage> storages;
   std::vector<at::Generator> generators;  // by random source
   std::vector<PhiloxPosition> positions;
-  bool poison_outputs = false;
+  bool donated = false;
+  int poison = -1;
 };
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
@@ -54,6 +55,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       random_(std::move(random)),
       executable_(driver, std::move(graph), std::move(linked)),
       workspace_(Workspace::of_device(device.index())) {
+  plan_donations();
   const auto& states = executable_.linked().recording.random;
   draws_ = std::ranges::any_of(states, [](const RandomState& s) { return s.increment > 0; });
   if (draws_) {
@@ -62,13 +64,57 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
 }
 
 CapturedGraph::~CapturedGraph() {
-  if (reserved_) workspace_.release(executable_.linked().workspace_size);
+  release_workspace();
 }
 
-void CapturedGraph::reserve_workspace() {
-  if (reserved_) return;
-  workspace_.reserve(executable_.linked().workspace_size);
-  reserved_ = true;
+void CapturedGraph::release_workspace() noexcept {
+  if (reserved_ > 0) workspace_.release(reserved_);
+  reserved_ = 0;
+}
+
+void CapturedGraph::plan_donations() {
+  for (uint32_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].kind == ArgumentKind::kTensor) slot_arguments_.push_back(i);
+  }
+  const auto add = [&](uint32_t slot, uint64_t bytes) {
+    const uint32_t position = slot_arguments_[slot];
+    const auto it = std::ranges::find(donations_, position, &std::pair<uint32_t, uint64_t>::first);
+    if (it == donations_.end()) {
+      donations_.emplace_back(position, bytes);
+    } else {
+      it->second = std::max(it->second, bytes);
+    }
+  };
+  for (const Region& region : linked().regions) add(region.input, region.size);
+  donors_.assign(outputs_.storage_bytes.size(), kNoArgument);
+  uint32_t output = 0;
+  for (size_t storage = 0; storage < donors_.size(); ++storage) {
+    if (outputs_.storage_bytes[storage] == 0) continue;
+    const uint32_t donor = linked().donors[output++];
+    if (donor == kNoDonor) continue;
+    add(donor, outputs_.storage_bytes[storage]);
+    donors_[storage] = slot_arguments_[donor];
+  }
+}
+
+std::vector<uint32_t> CapturedGraph::donated() const {
+  std::vector<uint32_t> positions;
+  for (const auto& donation : donations_) positions.push_back(donation.first);
+  return positions;
+}
+
+bool CapturedGraph::gives_away(PyObject* arguments, Py_ssize_t holders) const {
+  if (holders == 0 || donations_.empty()) return false;
+  return std::ranges::all_of(donations_, [&](const auto& donation) {
+    return is_given_away(PyList_GET_ITEM(arguments, donation.first), holders, donation.second);
+  });
+}
+
+void CapturedGraph::reserve_workspace(uint64_t bytes) {
+  if (bytes <= reserved_) return;
+  workspace_.reserve(bytes);
+  if (reserved_ > 0) workspace_.release(reserved_);
+  reserved_ = bytes;
 }
 
 uint64_t CapturedGraph::output_bytes() const {
@@ -87,10 +133,8 @@ bool CapturedGraph::matches(PyObject* arguments) const {
 
 void CapturedGraph::collect_input_addresses(PyObject* arguments,
                                             std::vector<uint64_t>& addresses) const {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (arguments_[i].kind != ArgumentKind::kTensor) continue;
-    const at::Tensor& tensor =
-        unpack_tensor(PyList_GET_ITEM(arguments, static_cast<Py_ssize_t>(i)));
+  for (const uint32_t position : slot_arguments_) {
+    const at::Tensor& tensor = unpack_tensor(PyList_GET_ITEM(arguments, position));
     addresses.push_back(reinterpret_cast<uint64_t>(tensor.mutable_data_ptr()));
   }
 }
@@ -98,11 +142,17 @@ void CapturedGraph::collect_input_addresses(PyObject* arguments,
 void CapturedGraph::bind_and_launch(Launch& launch) {
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(workspace_.mutex());
-  if (workspace_.capacity() < linked().workspace_size) {
+  const uint64_t needed = workspace_needed(launch.donated);
+  if (workspace_.capacity() < needed) {
     throw DriverError("the workspace could not be kept", abi::kOutOfMemory);
   }
   const uint64_t workspace = workspace_.enter(driver_, launch.stream);
-  launch.addresses[executable_.workspace_slot()] = linked().workspace_size > 0 ? workspace : 0;
+  launch.addresses[executable_.workspace_slot()] = needed > 0 ? workspace : 0;
+  for (size_t i = 0; i < linked().regions.size(); ++i) {
+    const Region& region = linked().regions[i];
+    launch.addresses[executable_.region_slot() + i] =
+        launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;
+  }
   nodes_touched += executable_.bind(launch.addresses);
   if (draws_) {
     // From pageable memory: the driver has copied the bytes when the call returns.
@@ -111,26 +161,37 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
                                        launch.positions.data(),
                                        launch.positions.size() * kRandomStateSize, launch.stream));
   }
-  if (launch.poison_outputs) {
-    for (const c10::Storage& storage : launch.storages) {
-      if (storage.nbytes() == 0) continue;
-      const auto address = reinterpret_cast<uint64_t>(storage.mutable_data());
-      PYGRAPH_CHECK(driver_, memset_d8_async(address, 0xFF, storage.nbytes(), launch.stream));
-    }
-  }
+  if (launch.poison >= 0) poison_outputs(launch);
   executable_.launch(launch.stream);
   ++replays;
+  if (launch.donated) ++donated_replays;
 }
 
-PyObject* CapturedGraph::replay(PyObject* arguments, bool poison_outputs) {
+void CapturedGraph::poison_outputs(const Launch& launch) const {
+  const auto value = static_cast<unsigned char>(launch.poison);
+  for (size_t i = 0; i < launch.storages.size(); ++i) {
+    const c10::Storage& storage = launch.storages[i];
+    // What was an input until now still is one when the graph starts.
+    if (storage.nbytes() == 0 || (launch.donated && donors_[i] != kNoArgument)) continue;
+    const auto address = reinterpret_cast<uint64_t>(storage.mutable_data());
+    PYGRAPH_CHECK(driver_, memset_d8_async(address, value, storage.nbytes(), launch.stream));
+  }
+}
+
+PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poison) {
   const c10::OptionalDeviceGuard guard(device_);
-  reserve_workspace();
   Launch launch;
+  launch.donated = gives_away(arguments, holders);
+  reserve_workspace(workspace_needed(launch.donated));
   launch.stream = torch_cuda::current_stream(device_.index());
-  launch.poison_outputs = poison_outputs;
+  launch.poison = poison;
   launch.addresses.reserve(executable_.slot_count());
   collect_input_addresses(arguments, launch.addresses);
-  launch.storages = allocate_storages(outputs_, device_);
+  Donations donations;  // given back if anything below throws
+  launch.storages = allocate_storages(
+      outputs_, device_,
+      launch.donated ? std::span<const uint32_t>(donors_) : std::span<const uint32_t>(), arguments,
+      donations);
   for (const c10::Storage& storage : launch.storages) {
     if (storage.nbytes() > 0) {
       launch.addresses.push_back(reinterpret_cast<uint64_t>(storage.mutable_data()));
@@ -154,6 +215,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, bool poison_outputs) {
     }
     throw;
   }
+  donations.keep();
   return build_outputs(outputs_, launch.storages, arguments);
 }
 

@@ -35,37 +35,54 @@ class CapturedGraph {
   // Whether the graph may be replayed for these arguments.
   bool matches(PyObject* arguments) const;
 
-  // Takes room in the device's workspace, once; the first replay does it otherwise. Throws
+  // Takes `bytes` of room in the device's workspace, if that is more than it has. Throws
   // c10::OutOfMemoryError where there is none.
-  void reserve_workspace();
+  void reserve_workspace(uint64_t bytes);
+  // Gives it back; the next replay takes what it needs.
+  void release_workspace() noexcept;
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver
   // refuses, c10::Error if the outputs cannot be allocated; nothing was launched then.
-  // `poison_outputs` fills fresh outputs with 0xFF first, for verification.
-  PyObject* replay(PyObject* arguments, bool poison_outputs = false);
+  // `holders`: how many of the call's own lists hold the arguments; an argument with no other
+  // reference is given away, and may be left without memory (see donation.h). 0: none is.
+  // `poison`: a byte that fills fresh outputs first, for verification; -1 for none.
+  PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
   const LinkedGraph& linked() const { return executable_.linked(); }
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
+  // Positions of the arguments that a replay may overwrite because the call gives them away.
+  std::vector<uint32_t> donated() const;
 
   // Counters for the report; written without Python's lock.
   std::atomic<uint64_t> replays = 0;
+  std::atomic<uint64_t> donated_replays = 0;  // of them, with the memory of donated inputs
   std::atomic<uint64_t> nodes_touched = 0;
   std::string failure;  // why the graph stopped being used; empty while it is usable
 
  private:
   struct Launch;
+  bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
   void bind_and_launch(Launch& launch);
+  void poison_outputs(const Launch& launch) const;
+  void plan_donations();
+  uint64_t workspace_needed(bool donated) const {
+    return donated ? linked().workspace_size : linked().workspace_size_if_kept;
+  }
 
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
   OutputPlan outputs_;
   std::vector<RandomSource> random_;
+  std::vector<uint32_t> slot_arguments_;  // position of the argument, by input slot
+  std::vector<std::pair<uint32_t, uint64_t>>
+      donations_;                 // (position, bytes) that the layout relies on
+  std::vector<uint32_t> donors_;  // by fresh storage (see outputs.h)
   bool draws_ = false;
-  bool reserved_ = false;
+  uint64_t reserved_ = 0;       // bytes of workspace
   c10::DataPtr random_memory_;  // 16 bytes (seed, offset) per source
   ExecutableGraph executable_;
   Workspace& workspace_;

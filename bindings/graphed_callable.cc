@@ -23,9 +23,9 @@ bool is_capturing(int device) {
 }
 
 // The outputs; or null, with a Python error set, or without one if the call must go uncaptured.
-PyObject* try_replay(CapturedGraph& graph, PyObject* arguments) {
+PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holders) {
   try {
-    return graph.replay(arguments);
+    return graph.replay(arguments, holders);
   } catch (const DriverError& error) {
     graph.failure = error.what();
     if (error.sticky()) PyErr_SetString(PyExc_RuntimeError, error.what());
@@ -45,7 +45,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     return nullptr;
   }
   GraphedCallable* callable = as_callable(self);
-  const auto [outputs, status] = replay_matching(*callable, args[0]);
+  const auto [outputs, status] = replay_matching(*callable, args[0], 1);
   switch (status) {
     case ReplayStatus::kReplayed:
       return clear_list(args[0], outputs);
@@ -102,7 +102,8 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
 
 }  // namespace
 
-std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments) {
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
+                                                   Py_ssize_t holders) {
   try {
     if (is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
   } catch (const std::exception& error) {
@@ -120,7 +121,7 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
       std::rotate(graphs.begin(), found, found + 1);
     }
     if (!graph->failure.empty()) return {nullptr, ReplayStatus::kUncaptured};
-    PyObject* outputs = try_replay(*graph, arguments);
+    PyObject* outputs = try_replay(*graph, arguments, holders);
     if (outputs != nullptr) return {outputs, ReplayStatus::kReplayed};
     const bool failed = PyErr_Occurred() != nullptr;
     return {nullptr, failed ? ReplayStatus::kError : ReplayStatus::kUncaptured};

@@ -38,8 +38,10 @@ enum class ReplayStatus : uint8_t {
 };
 
 // Replays the graph that matches, if any. The outputs are a new reference, null unless kReplayed.
-// The argument list is left as it is.
-std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments);
+// The argument list is left as it is; tensors of which the call's own lists, `holders` of them,
+// hold the only references may have lost their memory to the outputs when a graph was replayed.
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
+                                                   Py_ssize_t holders);
 
 // Empties the argument list, as compiled functions do: inputs that nobody else holds are freed, in
 // stream order. Returns `outputs`, or null with an error set.

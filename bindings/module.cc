@@ -29,20 +29,27 @@ int driver_version() {
 
 void bind_captured_graph(py::module_& m) {
   py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
-      .def("replay",
-           [](CapturedGraph& graph, const py::list& arguments, bool poison_outputs) {
-             return steal(graph.replay(arguments.ptr(), poison_outputs));
-           })
+      .def(
+          "replay",
+          [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison) {
+            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison));
+          },
+          py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1)
       .def("poison_workspace",
            [](CapturedGraph& graph, uint64_t stream) {
-             graph.reserve_workspace();
+             graph.reserve_workspace(graph.linked().workspace_size);
              Workspace::of_device(graph.device().index())
                  .fill(cuda_driver(), 0xFF, reinterpret_cast<CUstream>(stream));
            })
+      .def("release_workspace", &CapturedGraph::release_workspace)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
       .def_property_readonly("replays",
                              [](const CapturedGraph& graph) { return graph.replays.load(); })
+      .def_property_readonly(
+          "donated_replays",
+          [](const CapturedGraph& graph) { return graph.donated_replays.load(); })
+      .def_property_readonly("donated", &CapturedGraph::donated)
       .def_property_readonly("nodes_touched",
                              [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
       .def_readwrite("failure", &CapturedGraph::failure)
@@ -115,6 +122,7 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(describe_arguments(arguments.ptr(), cuda_device(device))));
   });

@@ -13,8 +13,9 @@ namespace pygraph {
 namespace {
 
 constexpr uint64_t kAlignment = 512;
-// Larger tensors get memory of their own: there the cost of an allocation does not count.
-constexpr uint64_t kLargestInBlock = uint64_t{16} << 20;
+// Larger tensors get memory of their own: the cost of an allocation does not count there, and a
+// backward can reuse them one by one (see donation.h).
+constexpr uint64_t kLargestInBlock = uint64_t{1} << 20;
 
 uint64_t align_up(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -173,7 +174,9 @@ void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions) {
   }
 }
 
-std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device) {
+std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device,
+                                            std::span<const uint32_t> donors, PyObject* arguments,
+                                            Donations& donations) {
   static c10::Allocator* allocator = c10::GetAllocator(device.type());
   const bool use_block = !at::SavedTensorDefaultHooks::get_hooks().has_value();
   const auto in_block = [&](size_t i) { return use_block && plan.is_saved[i] != 0; };
@@ -188,15 +191,19 @@ std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device 
   storages.reserve(plan.storage_bytes.size());
   for (size_t i = 0; i < plan.storage_bytes.size(); ++i) {
     const uint64_t bytes = plan.storage_bytes[i];
+    const bool is_donated = !donors.empty() && donors[i] != kNoArgument;
     c10::DataPtr memory;
     if (in_block(i)) {
       memory = part_of(block, offset, device);
       offset += align_up(bytes);
+    } else if (is_donated) {
+      memory = donations.take(PyList_GET_ITEM(arguments, donors[i]));
     } else {
       memory = allocator->allocate(bytes);
     }
     storages.emplace_back(c10::Storage::use_byte_size_t(), bytes, std::move(memory), allocator,
                           /*resizable=*/true);
+    if (is_donated) donations.given_to(storages.back());
   }
   return storages;
 }

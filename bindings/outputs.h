@@ -9,8 +9,10 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "donation.h"
 #include "pygraph/recording.h"
 
 namespace pygraph {
@@ -59,11 +61,18 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 // Marks the storages that only outputs at `positions` use: tensors saved for backward.
 void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions);
 
-// Device memory for each fresh storage, on the current stream. Storages that only backward will see
-// share one block: they die together, when backward has run, and a training step has hundreds.
-// (Not so for what the user sees: a small result must not keep a large block alive, and
+constexpr uint32_t kNoArgument = ~uint32_t{0};
+
+// Device memory for each fresh storage, on the current stream. Small storages that only backward
+// will see share one block: they die together, when backward has run, and a training step has
+// hundreds. (Not so for what the user sees: a small result must not keep a large block alive, and
 // Tensor.record_stream works on whole blocks of the allocator only.)
-std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device);
+//
+// `donors`, by fresh storage: the position in `arguments` of the argument whose memory it takes, or
+// kNoArgument. Empty if the call gives nothing away.
+std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device,
+                                            std::span<const uint32_t> donors, PyObject* arguments,
+                                            Donations& donations);
 
 // The tuple or list to return. Null with a Python error set on failure.
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& storages,

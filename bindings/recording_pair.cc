@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+
 #include "philox.h"
 
 namespace pygraph {
@@ -52,6 +54,7 @@ PyObject* RecordingPair::stand_ins(int index) {
     PyList_SET_ITEM(list, i, THPVariable_Wrap(std::move(stand_in)));
   }
   stand_ins_[index] = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+  if (index == 1) Py_CLEAR(original_);  // the user's tensors are not kept longer than needed
   return list;
 }
 
@@ -102,10 +105,30 @@ bool RecordingPair::untouched() {
   return spaces_[0]->untouched() && spaces_[1]->untouched();
 }
 
-std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& saved) {
+std::vector<DonatedInput> RecordingPair::donated_inputs(const std::vector<uint32_t>& positions) {
+  std::vector<DonatedInput> inputs;
+  uint32_t slot = 0;
+  for (uint32_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].kind != ArgumentKind::kTensor) continue;
+    // The user gets what an output refers to.
+    const bool is_returned = std::ranges::any_of(outputs_[1]->outputs, [&](const Output& output) {
+      return output.source == i &&
+             (output.kind == OutputKind::kArgument || output.kind == OutputKind::kView);
+    });
+    if (!is_returned && std::ranges::find(positions, i) != positions.end()) {
+      inputs.push_back({slot, arguments_[i].extent});
+    }
+    ++slot;
+  }
+  return inputs;
+}
+
+std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& saved,
+                                                   const std::vector<uint32_t>& donated) {
   outputs_[0]->check_equal(*outputs_[1]);
   mark_saved(*outputs_[1], saved);
-  LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]));
+  LinkedGraph linked =
+      pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), donated_inputs(donated));
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
                                          random_, std::move(graph_), std::move(linked));
 }

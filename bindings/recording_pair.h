@@ -33,8 +33,9 @@ class RecordingPair {
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
 
   // After both: match, scan, plan, and make the graph executable. Call once. `saved` are the
-  // outputs that only backward will see.
-  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& saved);
+  // outputs that only backward will see, `donated` arguments that calls like this one give away.
+  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& saved,
+                                      const std::vector<uint32_t>& donated);
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was
   // written.
@@ -45,7 +46,7 @@ class RecordingPair {
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
-  PyObject* original_;  // the real argument list, owned
+  PyObject* original_;  // the real argument list, owned; null once both recordings have stand-ins
   std::array<std::unique_ptr<AddressSpace>, 2> spaces_;
   std::array<PyObject*, 2> stand_ins_{};  // owned
   std::array<std::vector<Range>, 2> inputs_;
@@ -55,6 +56,7 @@ class RecordingPair {
   std::optional<AllocationScope> scope_;
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
+  std::vector<DonatedInput> donated_inputs(const std::vector<uint32_t>& positions);
   Graph graph_;  // a clone of the second recording's graph
 
  public:

@@ -28,6 +28,9 @@ PyObject* partition_arguments(const Route& route, PyObject* const* arguments) {
   return list;
 }
 
+// The caller's frame holds references too: no argument is given away.
+constexpr Py_ssize_t kUnknownHolders = 0;
+
 PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
                         PyObject* const* arguments) {
   PyObject* outputs = PyTuple_New(static_cast<Py_ssize_t>(route.outputs.size()));
@@ -42,11 +45,12 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
 }
 
 // The outputs; or null, with or without a Python error set (without: take the long way).
-PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments) {
+// `holders`: how many lists of the call hold the arguments, the partition's own included.
+PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders) {
   PyObject* list = partition_arguments(*whole.route, arguments);
   if (list == nullptr) return nullptr;
   auto* partition = reinterpret_cast<GraphedCallable*>(whole.partition);
-  const auto [replayed, status] = replay_matching(*partition, list);
+  const auto [replayed, status] = replay_matching(*partition, list, holders);
   Py_DECREF(list);
   if (status != ReplayStatus::kReplayed) return nullptr;
   PyObject* outputs = graph_outputs(*whole.route, replayed, arguments);
@@ -58,7 +62,7 @@ PyObject* call_with_list(WholeGraph& whole, PyObject* list) {
   if (!PyList_Check(list) || PyList_GET_SIZE(list) != whole.route->input_count) {
     return PyObject_CallOneArg(whole.fallback, list);
   }
-  PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list));
+  PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list), 2);
   if (outputs != nullptr) return clear_list(list, outputs);
   return PyErr_Occurred() != nullptr ? nullptr : PyObject_CallOneArg(whole.fallback, list);
 }
@@ -68,7 +72,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
   if (whole.takes_list && count == 1) return call_with_list(whole, args[0]);
   if (!whole.takes_list && kwnames == nullptr && count == whole.route->input_count) {
-    PyObject* outputs = try_shortcut(whole, args);
+    PyObject* outputs = try_shortcut(whole, args, kUnknownHolders);
     if (outputs != nullptr || PyErr_Occurred() != nullptr) return outputs;
   }
   return PyObject_Vectorcall(whole.fallback, args, nargsf, kwnames);

@@ -20,7 +20,7 @@ ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph 
     : driver_(driver), graph_(std::move(graph)), linked_(std::move(linked)) {
   PYGRAPH_CHECK(driver_, context_get_current(&context_));
   workspace_slot_ = linked_.recording.inputs.size() + linked_.recording.outputs.size();
-  bound_.assign(workspace_slot_ + 1 + linked_.recording.random.size(), kUnbound);
+  bound_.assign(region_slot() + linked_.regions.size(), kUnbound);
   lay_out_images();
   build_bind_table();
   is_dirty_.assign(patches_.size(), 0);
@@ -83,7 +83,7 @@ void ExecutableGraph::build_bind_table() {
       case SymbolKind::kOutput:
         return linked_.recording.inputs.size() + symbol.slot;
       case SymbolKind::kInternal:
-        return workspace_slot_;
+        return symbol.region == 0 ? workspace_slot_ : region_slot() + symbol.region - 1;
       case SymbolKind::kRandom:
         break;
     }

@@ -57,6 +57,10 @@ std::string link_map(const LinkedGraph& linked) {
     out << std::setw(14) << symbol_name(symbol, i) << std::setw(14) << symbol.size << std::setw(8)
         << symbol.first << std::setw(8) << last_use(symbol);
     if (symbol.kind == SymbolKind::kInternal) out << "+" << symbol.workspace_offset;
+    if (symbol.region > 0) out << " in input" << linked.regions[symbol.region - 1].input;
+    if (symbol.kind == SymbolKind::kOutput && linked.donors[symbol.slot] != kNoDonor) {
+      out << "takes the place of input" << linked.donors[symbol.slot];
+    }
     out << "\n";
   }
   out << "\n"

@@ -1,4 +1,4 @@
-// Where internal memory lives in the workspace.
+// Where internal memory lives: in the workspace, or in inputs that nobody needs any more.
 //
 // A graph that is one chain of nodes (every stream capture of a single stream) executes in the
 // order of creation, so two allocations whose lifetimes do not overlap may share bytes: a greedy
@@ -12,8 +12,14 @@
 // A graph with branches, or with edges that let a kernel start before its predecessor ends
 // (programmatic dependent launch), promises less. There the allocator's own decisions are kept:
 // addresses that were shared while recording stay shared, as they are safe by stream order.
+//
+// A backward frees the tensors that were saved for it one by one as it goes, and its results come
+// up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
+// it starts, so without more it would need both. Hence donated inputs of a chain serve twice: an
+// output takes one over whole (its memory becomes the output's), if the input's last use comes
+// before the output's first; in the others, internal memory is placed.
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "pygraph/link.h"
 
@@ -56,26 +62,53 @@ std::vector<uint32_t> internal_symbols(const LinkedGraph& linked) {
   return internals;
 }
 
-uint64_t pack_by_lifetime(std::vector<Symbol>& symbols, std::vector<uint32_t> order) {
+// A piece of memory to place symbols in, while nodes [first, last) run.
+struct Place {
+  uint64_t size;
+  uint32_t first;
+  uint32_t last;
+  std::vector<uint32_t> placed;  // symbols, sorted by offset
+};
+
+// The lowest offset in `place` that is free for the symbol's whole lifetime.
+uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
+                       const Symbol& symbol) {
+  uint64_t offset = 0;
+  for (const uint32_t other : place.placed) {
+    const Symbol& neighbour = symbols[other];
+    const bool together = symbol.first < neighbour.last && neighbour.first < symbol.last;
+    if (!together) continue;
+    if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
+    offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
+  }
+  return offset;
+}
+
+// `places`: the workspace, then one per region, small ones first. Returns the workspace's size.
+uint64_t pack_by_lifetime(std::vector<Symbol>& symbols, std::vector<uint32_t> order,
+                          std::vector<Place> places) {
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
   uint64_t total = 0;
-  std::vector<uint32_t> placed;  // sorted by workspace offset
   for (const uint32_t index : order) {
     Symbol& symbol = symbols[index];
-    uint64_t offset = 0;
-    for (const uint32_t other : placed) {
-      const Symbol& neighbour = symbols[other];
-      const bool together = symbol.first < neighbour.last && neighbour.first < symbol.last;
-      if (!together) continue;
-      if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
-      offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
+    symbol.workspace_offset = lowest_offset(symbols, places[0], symbol);
+    for (uint32_t region = 1; region < places.size(); ++region) {
+      const Place& place = places[region];
+      if (symbol.first < place.first || symbol.last > place.last) continue;
+      const uint64_t offset = lowest_offset(symbols, place, symbol);
+      if (offset + symbol.size > place.size) continue;
+      symbol.region = region;
+      symbol.workspace_offset = offset;
+      break;
     }
-    symbol.workspace_offset = offset;
-    total = std::max(total, align_up(offset + symbol.size));
+    if (symbol.region == 0) {
+      total = std::max(total, align_up(symbol.workspace_offset + symbol.size));
+    }
     const auto by_offset = [&](uint32_t a, uint32_t b) {
       return symbols[a].workspace_offset < symbols[b].workspace_offset;
     };
+    std::vector<uint32_t>& placed = places[symbol.region].placed;
     placed.insert(std::upper_bound(placed.begin(), placed.end(), index, by_offset), index);
   }
   return total;
@@ -102,13 +135,111 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
   return total;
 }
 
+// The nodes that use each input and output, as lifetimes are counted.
+struct Uses {
+  std::vector<uint32_t> input_end;     // by input: one past its last use
+  std::vector<uint32_t> output_begin;  // by output: its first use
+};
+
+Uses find_uses(const LinkedGraph& linked) {
+  Uses uses;
+  uses.input_end.assign(linked.recording.inputs.size(), 0);
+  uses.output_begin.assign(linked.recording.outputs.size(), Allocation::kNever);
+  for (const Relocation& relocation : linked.relocations) {
+    const Symbol& symbol = linked.symbols[relocation.symbol];
+    const uint32_t position = linked.recording.nodes[relocation.node].position;
+    if (symbol.kind == SymbolKind::kInput) {
+      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], position + 1);
+    } else if (symbol.kind == SymbolKind::kOutput) {
+      uses.output_begin[symbol.slot] = std::min(uses.output_begin[symbol.slot], position);
+    }
+  }
+  return uses;
+}
+
+// A smaller donor is not worth it: every place that moves between calls costs host time.
+constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
+
+// Outputs, largest first, take the smallest donor that fits. One that is larger by more than a
+// half would keep too much memory from being freed for as long as the output lives.
+void choose_donors(LinkedGraph& linked, const Uses& uses, std::span<const DonatedInput> donated) {
+  std::vector<DonatedInput> donors;
+  for (const DonatedInput& input : donated) {
+    if (input.size >= kSmallestDonation) donors.push_back(input);
+  }
+  std::ranges::stable_sort(donors, {}, &DonatedInput::size);
+  std::vector<const Symbol*> outputs;
+  for (const Symbol& symbol : linked.symbols) {
+    if (symbol.kind == SymbolKind::kOutput) outputs.push_back(&symbol);
+  }
+  std::ranges::stable_sort(outputs, std::greater(), &Symbol::size);
+  for (const Symbol* output : outputs) {
+    const auto fits = [&](const DonatedInput& input) {
+      return input.size >= output->size && input.size / 3 <= output->size / 2 &&
+             uses.input_end[input.slot] <= uses.output_begin[output->slot];
+    };
+    const auto donor = std::ranges::find_if(donors, fits);
+    if (donor == donors.end()) continue;
+    linked.donors[output->slot] = donor->slot;
+    donors.erase(donor);
+  }
+}
+
+// A region in every donated input that is large enough, from its last use to its next owner's
+// first.
+std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
+                                std::span<const DonatedInput> donated) {
+  std::vector<DonatedInput> hosts(donated.begin(), donated.end());
+  std::ranges::stable_sort(hosts, {}, &DonatedInput::size);
+  std::vector<Place> places;
+  for (const DonatedInput& host : hosts) {
+    if (host.size < kSmallestDonation) continue;
+    uint32_t last = Allocation::kNever;
+    for (uint32_t output = 0; output < linked.donors.size(); ++output) {
+      if (linked.donors[output] == host.slot) last = uses.output_begin[output];
+    }
+    linked.regions.push_back({host.slot, host.size});
+    places.push_back({host.size, uses.input_end[host.slot], last, {}});
+  }
+  return places;
+}
+
+// Regions that nothing was placed in would only cost time.
+void drop_empty_regions(LinkedGraph& linked) {
+  std::vector<uint32_t> renumbered(linked.regions.size() + 1, 0);
+  for (const Symbol& symbol : linked.symbols) renumbered[symbol.region] = 1;
+  std::vector<Region> kept;
+  for (uint32_t r = 1; r < renumbered.size(); ++r) {
+    if (renumbered[r] == 0) continue;
+    kept.push_back(linked.regions[r - 1]);
+    renumbered[r] = static_cast<uint32_t>(kept.size());
+  }
+  renumbered[0] = 0;
+  for (Symbol& symbol : linked.symbols) symbol.region = renumbered[symbol.region];
+  linked.regions = std::move(kept);
+}
+
 }  // namespace
 
-void plan_memory(LinkedGraph& linked) {
+void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated) {
   std::vector<uint32_t> internals = internal_symbols(linked);
-  linked.workspace_size = is_chain(linked.recording)
-                              ? pack_by_lifetime(linked.symbols, std::move(internals))
-                              : keep_recorded_layout(linked.symbols, std::move(internals));
+  linked.donors.assign(linked.recording.outputs.size(), kNoDonor);
+  if (!is_chain(linked.recording)) {
+    linked.workspace_size = keep_recorded_layout(linked.symbols, std::move(internals));
+    linked.workspace_size_if_kept = linked.workspace_size;
+    return;
+  }
+  const Uses uses = find_uses(linked);
+  choose_donors(linked, uses, donated);
+  std::vector<Place> places = make_regions(linked, uses, donated);
+  places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
+  linked.workspace_size = pack_by_lifetime(linked.symbols, std::move(internals), std::move(places));
+  drop_empty_regions(linked);
+  linked.workspace_size_if_kept = linked.workspace_size;
+  for (Region& region : linked.regions) {
+    region.fallback_offset = linked.workspace_size_if_kept;
+    linked.workspace_size_if_kept += align_up(region.size);
+  }
 }
 
 }  // namespace pygraph

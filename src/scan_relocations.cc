@@ -204,15 +204,16 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
   check_closed(a, linked, linked.noise_words + linked.unexplained_words);
 }
 
-LinkedGraph link(const Driver& driver, const Recording& first, Recording second) {
+LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
+                 std::span<const DonatedInput> donated) {
   LinkedGraph linked;
   // The same computation? Throws if not.
   match_recordings(first, second);
   linked.recording = std::move(second);
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked);
-  // Where in the workspace does each internal allocation live? Layout is frozen from here.
-  plan_memory(linked);
+  // Where does each internal allocation live? Layout is frozen from here.
+  plan_memory(linked, donated);
   return linked;
 }
 

@@ -15,8 +15,8 @@ namespace pygraph {
 // cannot be asked for an executable graph's parameters.
 //
 // Addresses are given by slot: inputs, then outputs, then (slot workspace_slot()) the workspace,
-// then one per random state, each in the order of the recording. Slots are fixed at capture; no
-// address is ever looked up.
+// then one per random state, then one per region, each in the order of the recording. Slots are
+// fixed at capture; no address is ever looked up.
 //
 // Not thread-safe: hold one lock from bind() to launch().
 class ExecutableGraph {
@@ -29,6 +29,7 @@ class ExecutableGraph {
 
   size_t slot_count() const { return bound_.size(); }
   size_t workspace_slot() const { return workspace_slot_; }
+  size_t region_slot() const { return workspace_slot_ + 1 + linked_.recording.random.size(); }
   const LinkedGraph& linked() const { return linked_; }
 
   // Writes the addresses that differ from the last call's into the nodes that use them: about

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,24 @@ struct Symbol {
   uint32_t last = Allocation::kNever;
   uint64_t address_a = 0;  // where it was in each recording
   uint64_t address_b = 0;
-  uint64_t workspace_offset = 0;  // kInternal only: bytes from the workspace's start
+  // kInternal only: its place, in bytes from the start of region `region - 1` or, where that is 0,
+  // of the workspace.
+  uint64_t workspace_offset = 0;
+  uint32_t region = 0;
+};
+
+// An input whose memory the caller may give away: nobody reads it after the launch. (PyTorch calls
+// it a donated buffer: a tensor saved for a backward that runs once.)
+struct DonatedInput {
+  uint32_t slot = 0;
+  uint64_t size = 0;  // bytes from its address on that may be overwritten
+};
+
+// Internal memory inside a donated input, from its last use on.
+struct Region {
+  uint32_t input = 0;  // slot
+  uint64_t size = 0;
+  uint64_t fallback_offset = 0;  // in the workspace, for calls that do not donate the input
 };
 
 struct Relocation {
@@ -42,11 +60,19 @@ struct Relocation {
   uint64_t addend = 0;
 };
 
+constexpr uint32_t kNoDonor = ~uint32_t{0};
+
 struct LinkedGraph {
   Recording recording;  // the second one; its graph is the one to instantiate
   std::vector<Symbol> symbols;
   std::vector<Relocation> relocations;  // sorted by (node, offset)
-  uint64_t workspace_size = 0;          // bytes of internal memory during a launch
+  // Bytes of workspace a launch needs if all its donated inputs are given, and if they are kept.
+  uint64_t workspace_size = 0;
+  uint64_t workspace_size_if_kept = 0;
+  std::vector<Region> regions;
+  // By output slot: the donated input that it can take the place of, or kNoDonor. That input's last
+  // use comes before the output's first, and its memory is not much larger.
+  std::vector<uint32_t> donors;
   uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
   // Words that differ, belong to no symbol, and yet lie among the recordings' stand-in addresses:
   // padding with leftovers of the allocator, or addresses that PyGraph does not understand. They
@@ -56,12 +82,13 @@ struct LinkedGraph {
 
 // Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
 // explained, or if a node that must be updated cannot be.
-LinkedGraph link(const Driver& driver, const Recording& first, Recording second);
+LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
+                 std::span<const DonatedInput> donated = {});
 
 // The steps of link(), in order; public for tests and tools.
 void match_recordings(const Recording& a, const Recording& b);
 void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked);
-void plan_memory(LinkedGraph& linked);
+void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated = {});
 
 // Symbols and relocations as text: one line per symbol, then one per relocated word.
 std::string link_map(const LinkedGraph& linked);

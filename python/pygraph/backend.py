@@ -164,6 +164,7 @@ def _attach(
             static=frozenset(i for i, source in enumerate(mapping) if source in static),
             mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
             on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),
+            is_backward=kind == "backward",
             saved=_saved_outputs(route) if kind == "forward" else (),
         )
         return lambda function: Partition(function, info, config.own).callable

@@ -47,6 +47,7 @@ class PartitionInfo:
     static: frozenset[int]  # inputs that should keep their address
     mutated: frozenset[int]  # inputs that should be written
     saved: tuple[int, ...]  # outputs that only backward will see
+    is_backward: bool  # only a backward is given tensors that nobody else will read
     on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see _uncaptured)
 
 
@@ -67,6 +68,7 @@ class Entry:
     graph: Any = None  # pygraph._engine.CapturedGraph
     mutated: frozenset[int] = frozenset()
     draws: bool = False
+    compare_bits: bool = False  # fingerprints could not decide at the last verification
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
     executable_bytes: int = 0
@@ -154,23 +156,28 @@ class Partition:
         start = time.perf_counter()
         generation = self._generation
         try:
+            donated = runtime.engine().given_away(args) if self.info.is_backward else []
             recording = recorder.record(
                 self._function,
                 args,
                 self.info.device,
                 draws=entry.draws,
                 saved=self.info.saved,
+                donated=donated,
                 capacity=self._options.record_capacity_gib << 30,
             )
-            mutated = entry.mutated if self._options.verify else frozenset()
-            run = verify.Run(self._uncaptured, list(args), recording, mutated)
+            if self._options.verify:
+                run = verify.Run(self._uncaptured, args, recording, entry.mutated)
         except Exception as error:  # any failure of a recording leaves the program uncaptured
             self._refuse(entry, recorder.describe_failure(error))
             return self._uncaptured(args)
         if self._options.verify:
-            result = verify.verify(run)
+            result = verify.verify(run, compare_bits=entry.compare_bits)
             outputs = result.outputs
             entry.executable_bytes = result.executable_bytes
+            if result.undecided:
+                entry.compare_bits = True
+                return outputs
             if result.failure:
                 self._refuse(entry, result.failure)
                 return outputs
@@ -179,7 +186,7 @@ class Partition:
             return self._uncaptured(args)
         else:
             try:
-                outputs = recording.graph.replay(args)
+                outputs = recording.graph.replay(args, False)
             except RuntimeError as error:  # nothing was launched
                 self._refuse(entry, recorder.describe_failure(error))
                 return self._uncaptured(args)

@@ -37,12 +37,14 @@ def record(
     *,
     draws: bool,
     saved: Sequence[int],
+    donated: Sequence[int],
     capacity: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
     draws: whether the function uses the device's default generator.
     saved: positions of the outputs that only backward will see.
+    donated: positions of the arguments that calls give away (see bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
@@ -56,7 +58,7 @@ def record(
         pair = runtime.engine().RecordingPair(list(args), device, capacity)
         for index in range(2):
             _capture(function, pair, index, device, sources, generators)
-        return Recording(pair.link(list(saved)), pair, generators)
+        return Recording(pair.link(list(saved), list(donated)), pair, generators)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -1,12 +1,19 @@
 """Is a new graph's replay equal to the uncaptured run? Asked before the graph is trusted.
 
 The function runs uncaptured on the user's tensors, which is the call's result; the graph is replayed
-on the same inputs, those that get written as clones, with the generators set back. Outputs and written
-inputs must be bitwise equal. Meanwhile everything an unrelocated address could reach is poisoned:
-stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the verification too.
+on the same inputs, those that get overwritten as clones, with the generators set back. Outputs and
+written inputs must be bitwise equal. Meanwhile everything an unrelocated address could reach is
+poisoned: stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the
+verification too.
+
+Two ways, the second where much memory is at stake:
+
+    bits          keep both runs' results; look closer where they differ
+    fingerprints  keep 8 bytes per result, so that two sets of results never exist at the same time
 
 Kernels that are not deterministic (atomic additions) differ from themselves. Where bits differ, the
-function runs uncaptured twice more, and the replay must lie within the spread of those runs.
+function runs uncaptured twice more, and the replay must lie within the spread of those runs. By
+fingerprint that cannot be told: the verification is undecided, and the next call compares bits.
 """
 
 from __future__ import annotations
@@ -18,25 +25,32 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.fingerprint import as_integers, fingerprint
+from pygraph.compare import (
+    LARGE_BYTES,
+    all_equal,
+    fingerprints,
+    is_within_spread,
+    same_bits,
+    unwritten,
+)
+from pygraph.fingerprint import fingerprint, forget
 from pygraph.recorder import Recording
 
-# Outputs beyond this are compared by fingerprint, so that two sets never exist at the same time.
-_LARGE_BYTES = 1 << 26
-# How far outside the spread of uncaptured runs a replay may lie, as they are only three samples.
-_SPREAD_FACTOR = 2.0
-# Two uncaptured runs that differ by more than this share of a value do not compute that value.
-_ROUGHLY = 0.05
 _OUT_OF_MEMORY = "out of memory while verifying"
+_ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
 
 
 @dataclasses.dataclass
 class Verification:
-    """outputs: the call's result. failure: why the graph is not to be used, or empty."""
+    """outputs: the call's result. failure: why the graph is not to be used, or empty.
+
+    undecided: the graph may be right, but only a comparison of bits can tell.
+    """
 
     outputs: Sequence[Any]
-    failure: str
-    executable_bytes: int
+    failure: str = ""
+    undecided: bool = False
+    executable_bytes: int = 0
 
 
 class SideEffects:
@@ -59,6 +73,7 @@ class SideEffects:
             return frozenset()
         positions = list(after)
         changed = torch.stack([after[i] != self._before[i] for i in positions]).tolist()
+        forget()
         return frozenset(i for i, is_changed in zip(positions, changed, strict=True) if is_changed)
 
     def draws(self) -> bool:
@@ -73,19 +88,25 @@ class SideEffects:
         }
 
 
-def verify(run: Run) -> Verification:
+def verify(run: Run, *, compare_bits: bool = False) -> Verification:
     """Makes the call that ``run`` was prepared for, and compares a replay of the graph with it.
 
     Raises only what the uncaptured function raises.
     """
     before = _foreign_bytes()
-    if run.may_free_outputs and run.graph.output_bytes > _LARGE_BYTES:
-        outputs, failure = run.compare_by_fingerprint()
+    if compare_bits or not run.is_large:
+        result = run.compare_bits()
+    elif run.overwrites:
+        result = run.compare_fingerprints_replay_first()
     else:
-        outputs, failure = run.compare_bits()
-    # Workspaces of the uncaptured runs: the graph has its own, and they come back when needed.
+        result = run.compare_fingerprints()
+    # What the comparison needed beyond a replay: workspaces of the uncaptured runs, and the graph's
+    # room for arguments that are kept.
+    run.graph.release_workspace()
     torch._C._cuda_clearCublasWorkspaces()
-    return Verification(outputs, failure, max(0, _foreign_bytes() - before))
+    forget()
+    result.executable_bytes = max(0, _foreign_bytes() - before)
+    return result
 
 
 def _foreign_bytes() -> int:
@@ -97,8 +118,8 @@ def _foreign_bytes() -> int:
 class Run:
     """One verification: the inputs before the call, and ways to run on them again.
 
-    Nothing has run when it is constructed; inputs that will be written are cloned, so that may raise
-    torch.OutOfMemoryError.
+    Nothing has run when it is constructed; inputs that will be overwritten are cloned, so that may
+    raise torch.OutOfMemoryError. The call consumes ``args``, as compiled functions do.
     """
 
     def __init__(
@@ -108,56 +129,79 @@ class Run:
         recording: Recording,
         mutated: frozenset[int],
     ) -> None:
-        self.function = function
-        self.args = args
         self.graph = recording.graph
+        self._function = function
+        self._args = args
         self._pair = recording.pair
-        self._mutated = sorted(mutated)
-        self.may_free_outputs = not mutated  # because they can be computed again
+        donated = frozenset(recording.graph.donated)  # a replay overwrites these too; nobody sees it
+        self._overwritten = sorted(mutated | donated)
+        self._visible = sorted(mutated - donated)
+        self.overwrites = bool(self._overwritten)
+        cloned = sum(args[i].nbytes for i in self._overwritten)
+        self.is_large = recording.graph.output_bytes + cloned > LARGE_BYTES
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
-        self._pristine = _clone_shared_storages(args, self._mutated)
+        self._pristine = _clone_shared_storages(args, self._overwritten)
 
-    def compare_bits(self) -> tuple[Sequence[Any], str]:
+    def compare_bits(self) -> Verification:
         """Keeps the outputs of both runs and compares them."""
-        outputs = list(self.function(list(self.args)))
+        kept = list(self._args)
+        outputs = list(self._function(self._args))
         offsets = self._current_offsets()
         try:
-            replay_args = _clone_shared_storages(self._pristine, self._mutated)
-            replayed, failure = self._replay(replay_args)
+            replay_args = self._fresh_args()
+            replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
             if not failure:
-                results = self._results(outputs, self.args)
-                failure = self._compare(results, self._results(replayed, replay_args))
+                expected = self._results(outputs, kept)
+                failure = self._compare(expected, self._results(replayed, replay_args))
         except torch.OutOfMemoryError:
             failure = _OUT_OF_MEMORY
         finally:
             self._set_offsets(offsets)
-        return outputs, failure
+        return Verification(outputs, failure)
 
-    def compare_by_fingerprint(self) -> tuple[Sequence[Any], str]:
-        """Frees the outputs of the uncaptured run before the replay; needs no mutated input."""
-        outputs = list(self.function(list(self.args)))
+    def compare_fingerprints(self) -> Verification:
+        """For functions that overwrite nothing: can be computed again if fingerprints differ."""
+        kept = list(self._args)
+        outputs = list(self._function(self._args))
         offsets = self._current_offsets()
-        expected = _fingerprints_of(outputs)
+        expected = fingerprints(outputs)
         outputs.clear()
         # The workspace is another size than what was just freed, and must not be taken beside it.
         torch.cuda.empty_cache()
-        replayed, failure = self._replay(list(self.args))
+        replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
         self._set_offsets(offsets)
-        if not failure and _equal(expected, _fingerprints_of(replayed)):
-            return replayed, ""
+        if not failure and all_equal(expected, fingerprints(replayed)):
+            return Verification(replayed)
         # Rare: once more, with both sets of outputs.
         del replayed
+        self._args = kept
         self._set_offsets(self._offsets)
-        again, slow_failure = self.compare_bits()
-        return again, failure or slow_failure
+        again = self.compare_bits()
+        again.failure = failure or again.failure
+        return again
 
-    def _replay(self, replay_args: list[Any]) -> tuple[list[Any], str]:
+    def compare_fingerprints_replay_first(self) -> Verification:
+        """The replay consumes the clones, the uncaptured run the arguments themselves."""
+        replay_args, self._pristine = self._pristine, []
+        offsets = self._current_offsets()
+        replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
+        found = [] if failure else fingerprints(self._results(replayed, replay_args))
+        del replayed, replay_args
+        self._set_offsets(offsets)
+        kept = {i: self._args[i] for i in self._visible}
+        outputs = list(self._function(self._args))
+        if failure:
+            return Verification(outputs, failure)
+        expected = fingerprints([*outputs, *kept.values()])
+        return Verification(outputs, undecided=not all_equal(expected, found))
+
+    def _replay(self, args: list[Any], poison: int, *, gives_away: bool) -> tuple[list[Any], str]:
         self._set_offsets(self._offsets)
         try:
             self._pair.poison()
             self.graph.poison_workspace(torch.cuda.current_stream().cuda_stream)
-            replayed = list(self.graph.replay(replay_args, True))
+            replayed = list(self.graph.replay(args, gives_away, poison))
         except runtime.engine().DriverError as error:
             return [], f"the graph cannot be launched: {error}"
         except torch.OutOfMemoryError:
@@ -173,12 +217,15 @@ class Run:
         ]
         if not different:
             return ""
+        with_ones, with_zeros = self._replay_again(_ONES), self._replay_again(_ZEROS)
         samples = [self._run_again() for _ in range(2)]
-        outside = [
-            i
-            for i in different
-            if not _is_within_spread(replayed[i], expected[i], [sample[i] for sample in samples])
-        ]
+
+        def is_outside(i: int) -> bool:
+            unused = unwritten(with_ones[i], with_zeros[i])
+            masked = [t[i].masked_fill(unused, 0) for t in (replayed, expected, *samples)]
+            return not is_within_spread(masked[0], masked[1], masked[2:])
+
+        outside = [i for i in different if is_outside(i)]
         if not outside:
             return ""
         return (
@@ -186,13 +233,24 @@ class Run:
             f"uncaptured run, first is result {outside[0]}"
         )
 
+    def _replay_again(self, poison: int) -> list[torch.Tensor]:
+        args = self._fresh_args()
+        replayed, failure = self._replay(args, poison, gives_away=False)
+        if failure:
+            raise RuntimeError(failure)
+        return self._results(replayed, args)
+
     def _run_again(self) -> list[torch.Tensor]:
-        args = _clone_shared_storages(self._pristine, self._mutated)
+        args = self._fresh_args()
+        kept = list(args)
         self._set_offsets(self._offsets)
-        return self._results(self.function(list(args)), args)
+        return self._results(self._function(args), kept)
+
+    def _fresh_args(self) -> list[Any]:
+        return _clone_shared_storages(self._pristine, self._overwritten)
 
     def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor]:
-        written = [args[i] for i in self._mutated]
+        written = [args[i] for i in self._visible]
         return [t.cuda() for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
 
     def _current_offsets(self) -> list[int]:
@@ -201,23 +259,6 @@ class Run:
     def _set_offsets(self, offsets: Iterable[int]) -> None:
         for generator, offset in zip(self._generators, offsets, strict=True):
             generator.set_offset(offset)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits. Waits for the device."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
-        return False
-    if a.nbytes > _LARGE_BYTES:
-        return bool(fingerprint(a) == fingerprint(b))
-    return torch.equal(as_integers(a), as_integers(b))
-
-
-def _fingerprints_of(outputs: Iterable[Any]) -> list[torch.Tensor]:
-    return [fingerprint(t) for t in outputs if isinstance(t, torch.Tensor)]
-
-
-def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(bool(x == y) for x, y in zip(a, b, strict=True))
 
 
 def _clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
@@ -241,26 +282,3 @@ def _clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> lis
                 clone, arg.storage_offset(), arg.size(), arg.stride()
             )
     return result
-
-
-def _is_within_spread(
-    replayed: torch.Tensor, expected: torch.Tensor, samples: Sequence[torch.Tensor]
-) -> bool:
-    """Whether the replay is as close to one uncaptured run as further uncaptured runs are.
-
-    Elements that uncaptured runs do not agree on even roughly are memory that nobody writes (padding
-    of an output); they say nothing and are left out.
-    """
-    if all(same_bits(sample, expected) for sample in samples):
-        return False  # the uncaptured runs agree with each other
-    wide = _as_doubles(expected)
-    deviations = [_as_doubles(sample) - wide for sample in samples]
-    roughly = _ROUGHLY * (wide.abs() + wide.abs().nanmedian())
-    meaningful = torch.stack([d.abs() <= roughly for d in deviations]).all(0)
-    spread = max(float(torch.where(meaningful, d, 0).norm()) for d in deviations)
-    error = float(torch.where(meaningful, _as_doubles(replayed) - wide, 0).norm())
-    return error <= _SPREAD_FACTOR * spread  # false for NaN
-
-
-def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()

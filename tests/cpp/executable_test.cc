@@ -76,6 +76,54 @@ TEST_F(ExecutableTest, TheWorkspaceCanMove) {
   }
 }
 
+// result = (a + b) + 1 + 1 + b, where nobody needs `a` afterwards: the second internal buffer and
+// then the result can live in a's memory.
+TEST_F(ExecutableTest, ADonatedInputServesAsWorkspaceAndOutput) {
+  constexpr unsigned kMany = 1U << 18;
+  constexpr uint64_t kLarge = kMany * sizeof(float);
+  TwoRecordings recordings = record_twice(device, {kLarge, kLarge}, [&](Session& s) {
+    const uint64_t first = s.pool.allocate(kLarge);
+    device.add(s.stream, first, s.inputs[0], s.inputs[1], kMany);
+    const uint64_t second = s.pool.allocate(kLarge);
+    device.add_constant(s.stream, second, first, kMany, 1);
+    const uint64_t third = s.pool.allocate(kLarge);
+    device.add_constant(s.stream, third, second, kMany, 1);
+    s.pool.free(first);
+    s.pool.free(second);
+    const uint64_t result = s.pool.allocate(kLarge);
+    device.add(s.stream, result, third, s.inputs[1], kMany);
+    s.pool.free(third);
+    return std::vector{result};
+  });
+  const DonatedInput donated[] = {{0, kLarge}};
+  LinkedGraph linked = recordings.link(driver, donated);
+  ASSERT_EQ(linked.donors, std::vector<uint32_t>{0});
+  ASSERT_EQ(linked.regions.size(), 1);
+  EXPECT_EQ(linked.regions[0].input, 0);
+  EXPECT_EQ(linked.workspace_size, 2 * kLarge);
+  EXPECT_EQ(linked.workspace_size_if_kept, 3 * kLarge);
+  const uint64_t fallback = linked.regions[0].fallback_offset;
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+
+  const uint64_t b = device.floats(std::vector<float>(kMany, 10));
+  const std::vector<float> expected(kMany, 25);
+  const uint64_t given = device.floats(std::vector<float>(kMany, 3));
+  const uint64_t workspace = device.allocate(2 * kLarge);
+  const uint64_t when_given[] = {given, b, given, workspace, given};
+  graph.bind(when_given);
+  graph.launch(stream.get());
+  EXPECT_EQ(device.read_floats(given, kMany), expected);
+
+  const uint64_t kept = device.floats(std::vector<float>(kMany, 3));
+  const uint64_t result = device.allocate(kLarge);
+  const uint64_t large_workspace = device.allocate(3 * kLarge);
+  const uint64_t when_kept[] = {kept, b, result, large_workspace, large_workspace + fallback};
+  graph.bind(when_kept);
+  graph.launch(stream.get());
+  EXPECT_EQ(device.read_floats(result, kMany), expected);
+  EXPECT_EQ(device.read_floats(kept, kMany), std::vector<float>(kMany, 3));
+}
+
 TEST_F(ExecutableTest, CopiesAndFillsFollowTheirBuffers) {
   TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
     const uint64_t result = s.pool.allocate(2 * kBytes);

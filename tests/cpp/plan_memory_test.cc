@@ -1,6 +1,7 @@
 // Invariants of the workspace layout, on graphs made by hand; nothing here needs a device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "pygraph/link.h"
@@ -75,6 +76,109 @@ TEST(PlanMemory, AProgrammaticEdgeKeepsTheRecordedLayout) {
   add_internal(linked, 4096, 1, 2, 0x20000);
   plan_memory(linked);
   EXPECT_EQ(linked.workspace_size, 8192);
+}
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+struct Use {
+  uint32_t first = Allocation::kNever;
+  uint32_t end = 0;
+};
+
+Use use_of(const LinkedGraph& linked, SymbolKind kind, uint32_t slot) {
+  Use use;
+  for (const Relocation& relocation : linked.relocations) {
+    const Symbol& symbol = linked.symbols[relocation.symbol];
+    if (symbol.kind != kind || symbol.slot != slot) continue;
+    use.first = std::min(use.first, relocation.node);
+    use.end = std::max(use.end, relocation.node + 1);
+  }
+  return use;
+}
+
+// A chain with inputs, outputs and internal memory used at random nodes.
+LinkedGraph random_chain(std::mt19937& random) {
+  constexpr uint32_t kNodes = 40;
+  LinkedGraph linked = chain(kNodes);
+  for (uint32_t n = 0; n < kNodes; ++n) linked.recording.nodes[n].position = n;
+  linked.recording.inputs.resize(10);
+  linked.recording.outputs.resize(10);
+  const auto use = [&](uint32_t node) {
+    linked.relocations.push_back({node, 0, static_cast<uint32_t>(linked.symbols.size() - 1), 0});
+  };
+  for (uint32_t slot = 0; slot < 10; ++slot) {
+    linked.symbols.push_back({SymbolKind::kInput, slot, (1 + random() % 8) * kMiB});
+    for (int i = 0; i < 3; ++i) use(random() % kNodes);
+    linked.symbols.push_back({SymbolKind::kOutput, slot, 1 + random() % (8 * kMiB)});
+    for (int i = 0; i < 2; ++i) use(random() % kNodes);
+  }
+  for (int i = 0; i < 30; ++i) {
+    const uint32_t first = random() % kNodes;
+    add_internal(linked, 1 + random() % (4 * kMiB), first, first + 1 + random() % 5);
+  }
+  return linked;
+}
+
+TEST(PlanMemory, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
+  std::mt19937 random(1);
+  size_t adopted = 0;
+  size_t hosted = 0;
+  for (int round = 0; round < 200; ++round) {
+    LinkedGraph linked = random_chain(random);
+    std::vector<DonatedInput> donated;
+    for (uint32_t slot = 0; slot < 10; slot += 2)
+      donated.push_back({slot, linked.symbols[2 * slot].size});
+    plan_memory(linked, donated);
+    std::vector<uint32_t> taken;
+    for (uint32_t output = 0; output < 10; ++output) {
+      const uint32_t donor = linked.donors[output];
+      if (donor == kNoDonor) continue;
+      ++adopted;
+      EXPECT_EQ(donor % 2, 0);
+      EXPECT_EQ(std::ranges::count(taken, donor), 0);
+      taken.push_back(donor);
+      EXPECT_LE(linked.symbols[2 * output + 1].size, linked.symbols[2 * donor].size);
+      EXPECT_LE(use_of(linked, SymbolKind::kInput, donor).end,
+                use_of(linked, SymbolKind::kOutput, output).first);
+    }
+    for (size_t i = 20; i < linked.symbols.size(); ++i) {
+      const Symbol& a = linked.symbols[i];
+      for (size_t j = 20; j < i; ++j) {
+        const Symbol& b = linked.symbols[j];
+        const bool together = a.first < b.last && b.first < a.last;
+        EXPECT_FALSE(a.region == b.region && together && overlap(a, b));
+      }
+      if (a.region == 0) {
+        EXPECT_LE(a.workspace_offset + a.size, linked.workspace_size);
+        continue;
+      }
+      ++hosted;
+      const Region& region = linked.regions[a.region - 1];
+      EXPECT_EQ(region.input % 2, 0);
+      EXPECT_LE(a.workspace_offset + a.size, region.size);
+      EXPECT_LE(region.fallback_offset + region.size, linked.workspace_size_if_kept);
+      EXPECT_GE(region.fallback_offset, linked.workspace_size);
+      EXPECT_GE(a.first, use_of(linked, SymbolKind::kInput, region.input).end);
+      for (uint32_t output = 0; output < 10; ++output) {
+        if (linked.donors[output] != region.input) continue;
+        EXPECT_LE(a.last, use_of(linked, SymbolKind::kOutput, output).first);
+      }
+    }
+  }
+  EXPECT_GT(adopted, 100);
+  EXPECT_GT(hosted, 100);
+}
+
+TEST(PlanMemory, AGraphWithBranchesUsesNoDonatedInput) {
+  LinkedGraph linked = chain(3);
+  linked.recording.edges = {{0, 1, {}}, {0, 2, {}}};
+  linked.recording.inputs.resize(1);
+  linked.recording.outputs.resize(1);
+  linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
+  linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
+  const DonatedInput donated[] = {{0, 4 * kMiB}};
+  plan_memory(linked, donated);
+  EXPECT_EQ(linked.donors, std::vector<uint32_t>{kNoDonor});
 }
 
 TEST(PlanMemory, AGraphWithoutInternalMemoryNeedsNone) {

@@ -93,7 +93,9 @@ struct TwoRecordings {
   Recording second;
   Graph graph;
 
-  LinkedGraph link(const Driver& driver) { return pygraph::link(driver, first, second); }
+  LinkedGraph link(const Driver& driver, std::span<const DonatedInput> donated = {}) {
+    return pygraph::link(driver, first, second, donated);
+  }
 };
 
 TwoRecordings record_twice(const Device& device, const std::vector<uint64_t>& input_sizes,

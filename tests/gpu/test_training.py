@@ -203,3 +203,60 @@ def test_attention_with_dropout() -> None:
         return loss.item()
 
     _compare(module, step)
+
+
+def test_attention_over_a_length_that_is_padded() -> None:
+    """Its log-sum-exp has padding that no kernel writes."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(192, 576)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.project(x).view(4, 197, 3, 3, 64).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    torch.manual_seed(1)
+    x = randn(4, 197, 192)
+
+    def step(model: Callable[..., torch.Tensor], call: int) -> float:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.item()
+
+    _compare(Attention().cuda(), step)
+
+
+def test_dynamic_shapes() -> None:
+    module = _model()
+    batches = [randn(n, 64) for n in (5, 7, 9, 5, 7, 9, 5, 7, 9, 5, 7, 9)]
+    model = compiled(module, dynamic=True)
+
+    def run() -> list[object]:
+        results: list[object] = []
+        for x in batches:
+            loss = model(x).square().mean()
+            loss.backward()
+            results += [loss.detach(), _gradients(module)]
+        return results
+
+    with uncaptured():
+        expected = run()
+    assert_same(run(), expected)
+    assert len(captured()) == 6
+
+
+def test_compiled_autograd() -> None:
+    module = _model()
+    x = randn(16, 64)
+    model = compiled(module)
+    for _ in range(3):
+        model(x).square().mean().backward()
+    expected = _gradients(module)
+    with torch._dynamo.compiled_autograd._enable(lambda gm: compiled(gm)):
+        for _ in range(4):
+            model(x).square().mean().backward()
+            gradients = _gradients(module)
+    for a, b in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(a, b / 3)

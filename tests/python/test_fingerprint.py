@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import verify
+from pygraph import compare
 from pygraph.fingerprint import fingerprint
 
 
@@ -37,7 +37,7 @@ def test_the_sign_of_zero_and_nan_payloads_are_bits_like_others() -> None:
     assert fingerprint(torch.tensor([0.0])) != fingerprint(torch.tensor([-0.0]))
     nan = torch.tensor([float("nan")])
     assert fingerprint(nan) == fingerprint(nan.clone())
-    assert verify.same_bits(nan, nan.clone())
+    assert compare.same_bits(nan, nan.clone())
 
 
 def test_empty_and_scalar_tensors() -> None:
@@ -52,6 +52,6 @@ def test_dense_layouts_are_read_in_memory_order() -> None:
 
 def test_same_bits_compares_layouts_too() -> None:
     x = torch.randn(4, 4)
-    assert not verify.same_bits(x, x.t())
-    assert not verify.same_bits(x, x.double())
-    assert verify.same_bits(x, x.clone())
+    assert not compare.same_bits(x, x.t())
+    assert not compare.same_bits(x, x.double())
+    assert compare.same_bits(x, x.clone())

@@ -28,6 +28,7 @@ def _partition(
         counts_numbers=counts_numbers,
         static=frozenset({0}),
         mutated=frozenset({1}),
+        is_backward=False,
         saved=(),
         on_host=frozenset(),
     )
@@ -68,6 +69,7 @@ class _Graph:
     """Stands in for a captured graph that adds one, or that cannot be launched."""
 
     output_bytes = 0
+    donated: tuple[int, ...] = ()
     nodes = 3
     relocations = 4
 
@@ -78,7 +80,12 @@ class _Graph:
     def poison_workspace(self, stream: int) -> None:
         pass
 
-    def replay(self, args: list[torch.Tensor], poison_outputs: bool = False) -> list[torch.Tensor]:
+    def release_workspace(self) -> None:
+        pass
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
         if not self._launches:
             raise runtime.engine().DriverError("graph_launch failed")
         return [args[0] + 1]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import verify
+from pygraph import compare, verify
 from pygraph.recorder import Recording
 
 
@@ -15,15 +15,15 @@ def test_a_result_within_the_spread_of_uncaptured_runs_is_accepted() -> None:
     torch.manual_seed(0)
     expected = torch.randn(1000)
     samples = [expected + 1e-6 * torch.randn(1000) for _ in range(2)]
-    assert verify._is_within_spread(expected + 1e-6 * torch.randn(1000), expected, samples)
-    assert not verify._is_within_spread(expected + 1e-4 * torch.randn(1000), expected, samples)
+    assert compare.is_within_spread(expected + 1e-6 * torch.randn(1000), expected, samples)
+    assert not compare.is_within_spread(expected + 1e-4 * torch.randn(1000), expected, samples)
 
 
 def test_a_difference_is_refused_where_uncaptured_runs_agree() -> None:
     expected = torch.randn(100)
     replayed = expected.clone()
     replayed[5] += 1e-6
-    assert not verify._is_within_spread(replayed, expected, [expected.clone(), expected.clone()])
+    assert not compare.is_within_spread(replayed, expected, [expected.clone(), expected.clone()])
 
 
 def test_elements_that_never_settle_do_not_count() -> None:
@@ -31,7 +31,7 @@ def test_elements_that_never_settle_do_not_count() -> None:
     samples = [expected.clone() for _ in range(2)]
     replayed = expected.clone()
     replayed[3], samples[0][3] = float("nan"), 7.0  # memory that nobody writes
-    assert verify._is_within_spread(replayed, expected, samples)
+    assert compare.is_within_spread(replayed, expected, samples)
 
 
 def test_garbage_is_never_within_the_spread() -> None:
@@ -39,13 +39,27 @@ def test_garbage_is_never_within_the_spread() -> None:
     sample = expected.clone()
     sample[0] += 1e-6
     garbage = torch.full((100,), float("nan"))
-    assert not verify._is_within_spread(garbage, expected, [sample, expected.clone()])
+    assert not compare.is_within_spread(garbage, expected, [sample, expected.clone()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.complex64])
+def test_elements_that_keep_both_poisons_are_unwritten(dtype: torch.dtype) -> None:
+    ones = torch.full((4 * 8,), 0xFF, dtype=torch.uint8).view(dtype)
+    zeros = torch.zeros_like(ones)
+    ones[1] = zeros[1] = 3
+    zeros[2] = 1  # written by one run only: not padding
+    mask = compare.unwritten(ones, zeros)
+    assert mask[0]
+    assert not mask[1]
+    assert not mask[2]
+    assert mask[3:].all()
 
 
 class _Refusing:
     """A graph and a recording pair whose memory cannot be had at one step."""
 
     output_bytes = 0
+    donated: tuple[int, ...] = ()
 
     def __init__(self, refused: str) -> None:
         self._refused = refused
@@ -60,7 +74,9 @@ class _Refusing:
     def poison_workspace(self, stream: int) -> None:
         self._step("poison_workspace")
 
-    def replay(self, arguments: list[torch.Tensor], poison_outputs: bool) -> list[torch.Tensor]:
+    def replay(
+        self, arguments: list[torch.Tensor], gives_away: bool, poison: int
+    ) -> list[torch.Tensor]:
         self._step("replay")
         return [arguments[0] + 1]
 
@@ -78,6 +94,6 @@ def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
     fake = _Refusing(step)
     x = torch.ones(4)
     run = verify.Run(lambda args: [args[0] + 1], [x], Recording(fake, fake, []), frozenset())
-    outputs, failure = run.compare_by_fingerprint() if by_fingerprint else run.compare_bits()
-    assert torch.equal(outputs[0], x + 1)
-    assert failure == "out of memory while verifying"
+    result = run.compare_fingerprints() if by_fingerprint else run.compare_bits()
+    assert torch.equal(result.outputs[0], x + 1)
+    assert result.failure == "out of memory while verifying"

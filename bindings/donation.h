@@ -1,0 +1,43 @@
+// Arguments that a call gives away: tensors that nobody but the call's argument list refers to, on
+// a whole block of PyTorch's allocator. After the launch they would be freed; a graph may use their
+// memory before that (see src/plan_memory.cc).
+#pragma once
+
+#include <Python.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace pygraph {
+
+// Whether the tensor `object` is given away with at least `size` bytes, if the call's own argument
+// lists hold `holders` references to it.
+bool is_given_away(PyObject* object, Py_ssize_t holders, uint64_t size);
+
+// Positions of the arguments that are given away by a list that holds the only reference to each.
+std::vector<uint32_t> given_away(PyObject* arguments);
+
+// Memory moved from arguments to outputs; moves back unless kept, for calls that fail.
+class Donations {
+ public:
+  Donations() = default;
+  Donations(const Donations&) = delete;
+  Donations& operator=(const Donations&) = delete;
+  ~Donations();
+
+  // The argument's memory; the argument has none from here on.
+  c10::DataPtr take(PyObject* argument);
+  // Where a taken block went: the output's storage, from which a failed call gives it back.
+  void given_to(const c10::Storage& output);
+  void keep() { moves_.clear(); }
+
+ private:
+  struct Move {
+    c10::Storage from;
+    c10::Storage to;
+  };
+  std::vector<Move> moves_;
+};
+
+}  // namespace pygraph

@@ -1,0 +1,92 @@
+"""Tensors saved for a backward that runs once: their memory serves as workspace and for gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from pygraph import runtime
+
+from .support import assert_same, captured, compiled, randn, uncaptured
+
+
+class Wide(nn.Module):
+    """Saves some MiB per layer; weights are as large as activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * torch.sigmoid(x)
+        return x.square().mean()
+
+
+def _backward_graphs() -> list[object]:
+    return [
+        entry.graph
+        for partition in list(runtime.partitions)
+        if partition.info.is_backward
+        for entry in partition.entries.values()
+        if entry.graph is not None
+    ]
+
+
+def _gradients(
+    model: Callable[..., torch.Tensor], module: nn.Module, inputs: list[torch.Tensor], **kwargs: bool
+) -> list[list[torch.Tensor]]:
+    results = []
+    for x in inputs:
+        module.zero_grad()
+        loss = model(x)
+        loss.backward(**kwargs)
+        if kwargs:
+            loss.backward()
+        results.append([p.grad for p in module.parameters() if p.grad is not None])
+    return results
+
+
+def test_gradients_take_the_place_of_saved_tensors() -> None:
+    module = Wide().cuda()
+    inputs = [randn(1024, 1024) for _ in range(6)]
+    model = compiled(module)
+    with uncaptured():
+        expected = _gradients(model, module, inputs)
+    assert_same(_gradients(model, module, inputs), expected)
+    (graph,) = _backward_graphs()
+    assert graph.donated  # type: ignore[attr-defined]
+    assert graph.donated_replays >= 4  # type: ignore[attr-defined]
+
+
+def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:
+    module = Wide().cuda()
+    inputs = [randn(1024, 1024) for _ in range(6)]
+    model = compiled(module)
+    with torch._functorch.config.patch(donated_buffer=False):
+        with uncaptured():
+            expected = _gradients(model, module, inputs, retain_graph=True)
+        assert_same(_gradients(model, module, inputs, retain_graph=True), expected)
+    assert {row.name for row in captured()} >= {"forward", "backward"}
+
+
+def test_peak_memory_of_training_is_about_the_uncaptured_one() -> None:
+    module = Wide().cuda()
+    inputs = [randn(4096, 1024) for _ in range(4)]
+    model = compiled(module)
+
+    def peak() -> int:
+        _gradients(model, module, inputs)
+        torch.cuda.reset_peak_memory_stats()
+        for x in inputs:
+            module.zero_grad()
+            model(x).backward()
+        return torch.cuda.max_memory_allocated()
+
+    with uncaptured():
+        expected = peak()
+    assert peak() <= 1.15 * expected
+    assert {row.name for row in captured()} >= {"forward", "backward"}
