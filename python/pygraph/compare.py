@@ -26,20 +26,16 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(as_integers(a), as_integers(b))
 
 
-def fingerprints(results: Iterable[Any]) -> list[torch.Tensor]:
-    """One per tensor among ``results``."""
-    return [fingerprint(t) for t in results if isinstance(t, torch.Tensor)]
-
-
-def all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """Whether two lists of fingerprints agree. Waits for the device."""
-    return len(a) == len(b) and (not a or torch.equal(torch.stack(a), torch.stack(b)))
+def fingerprints(results: Iterable[Any]) -> list[int]:
+    """One per tensor among ``results``, wherever it is. Waits for the device."""
+    queued = [fingerprint(t) for t in results if isinstance(t, torch.Tensor)]
+    return [int(value) for value in queued]
 
 
 def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor:
     """A mask of the elements that still hold the bits (ones, zeros) that two runs started with.
 
-    Kernels leave padding of their results unwritten (attention's logsumexp); what it holds says nothing.
+    Kernels leave padding of their results unwritten (attention's log-sum-exp); it says nothing.
     """
     ones, zeros = as_integers(with_ones), as_integers(with_zeros)
     mask = (ones == torch.zeros_like(ones).bitwise_not_()) & (zeros == 0)

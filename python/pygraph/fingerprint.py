@@ -25,7 +25,7 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     if flat.numel() == 0:
         return result
     weights = _weights(tensor.device)
-    for part in flat.split(_CHUNK):
+    for part in torch.split(flat, _CHUNK):
         result = result * _FACTOR + (part * weights[: part.numel()]).sum()
     return result
 

@@ -27,7 +27,6 @@ import torch
 from pygraph import runtime
 from pygraph.compare import (
     LARGE_BYTES,
-    all_equal,
     fingerprints,
     is_within_spread,
     same_bits,
@@ -36,7 +35,6 @@ from pygraph.compare import (
 from pygraph.fingerprint import fingerprint, forget
 from pygraph.recorder import Recording
 
-_OUT_OF_MEMORY = "out of memory while verifying"
 _ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
 
 
@@ -154,8 +152,8 @@ class Run:
             if not failure:
                 expected = self._results(outputs, kept)
                 failure = self._compare(expected, self._results(replayed, replay_args))
-        except torch.OutOfMemoryError:
-            failure = _OUT_OF_MEMORY
+        except Exception as error:  # the call has its result; nothing here may take it away
+            failure = _describe(error)
         finally:
             self._set_offsets(offsets)
         return Verification(outputs, failure)
@@ -165,16 +163,20 @@ class Run:
         kept = list(self._args)
         outputs = list(self._function(self._args))
         offsets = self._current_offsets()
-        expected = fingerprints(outputs)
-        outputs.clear()
-        # The workspace is another size than what was just freed, and must not be taken beside it.
-        torch.cuda.empty_cache()
-        replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
-        self._set_offsets(offsets)
-        if not failure and all_equal(expected, fingerprints(replayed)):
-            return Verification(replayed)
+        replayed: list[Any] = []
+        try:
+            expected = fingerprints(outputs)
+            outputs.clear()
+            # The workspace is another size than what was just freed: not to be taken beside it.
+            torch.cuda.empty_cache()
+            replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
+            self._set_offsets(offsets)
+            if not failure and expected == fingerprints(replayed):
+                return Verification(replayed)
+        except Exception as error:
+            failure = _describe(error)
         # Rare: once more, with both sets of outputs.
-        del replayed
+        replayed.clear()
         self._args = kept
         self._set_offsets(self._offsets)
         again = self.compare_bits()
@@ -185,16 +187,26 @@ class Run:
         """The replay consumes the clones, the uncaptured run the arguments themselves."""
         replay_args, self._pristine = self._pristine, []
         offsets = self._current_offsets()
-        replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
-        found = [] if failure else fingerprints(self._results(replayed, replay_args))
-        del replayed, replay_args
-        self._set_offsets(offsets)
+        found: list[int] = []
+        try:
+            replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
+            if not failure:
+                found = fingerprints(self._results(replayed, replay_args))
+            replayed.clear()
+        except Exception as error:
+            failure = _describe(error)
+        finally:
+            replay_args.clear()
+            self._set_offsets(offsets)
         kept = {i: self._args[i] for i in self._visible}
         outputs = list(self._function(self._args))
         if failure:
             return Verification(outputs, failure)
-        expected = fingerprints([*outputs, *kept.values()])
-        return Verification(outputs, undecided=not all_equal(expected, found))
+        try:
+            expected = fingerprints([*outputs, *kept.values()])
+        except Exception as error:
+            return Verification(outputs, _describe(error))
+        return Verification(outputs, undecided=expected != found)
 
     def _replay(self, args: list[Any], poison: int, *, gives_away: bool) -> tuple[list[Any], str]:
         self._set_offsets(self._offsets)
@@ -204,8 +216,6 @@ class Run:
             replayed = list(self.graph.replay(args, gives_away, poison))
         except runtime.engine().DriverError as error:
             return [], f"the graph cannot be launched: {error}"
-        except torch.OutOfMemoryError:
-            return [], _OUT_OF_MEMORY
         torch.cuda.current_stream().synchronize()
         if not self._pair.untouched():
             return replayed, "verification failed: the graph writes to memory it was recorded with"
@@ -259,6 +269,13 @@ class Run:
     def _set_offsets(self, offsets: Iterable[int]) -> None:
         for generator, offset in zip(self._generators, offsets, strict=True):
             generator.set_offset(offset)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory while verifying"
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"verification failed with {type(error).__name__}: {first_line}"
 
 
 def _clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
