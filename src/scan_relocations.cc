@@ -20,7 +20,9 @@
 //                             with whatever the stack held), but perhaps an address used in a way
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
 //                             which is poisoned while the graph is verified, so a use of it shows
-//     other device memory     the graph is not relocatable
+//     other device memory     unexplained in the same way: leftovers of the program's real tensors,
+//                             or memory of a library. It is replaced by a stand-in address, so that
+//                             a use of it shows just as well
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -80,6 +82,22 @@ bool is_device_memory(const Driver& driver, uint64_t word) {
   return driver.pointer_get_attribute(&type, abi::kPointerAttributeMemoryType, word) ==
              abi::kSuccess &&
          type == abi::kMemoryTypeDevice;
+}
+
+// The start of the largest stand-in memory, or 0: much room behind it for whoever follows it.
+uint64_t stand_in_address(const Recording& recording) {
+  uint64_t address = 0;
+  uint64_t size = 0;
+  const auto consider = [&](uint64_t other, uint64_t other_size) {
+    if (!recording.address_space.contains(other) || other_size < size) return;
+    address = other;
+    size = other_size;
+  };
+  for (const Range& input : recording.inputs) consider(input.address, input.size);
+  for (const Allocation& allocation : recording.allocations) {
+    consider(allocation.address, allocation.size);
+  }
+  return address;
 }
 
 std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
@@ -169,10 +187,12 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
     linked.symbols.push_back({SymbolKind::kRandom, i, kRandomStateSize});
   }
 
+  const uint64_t diverted = stand_in_address(b);
   for (uint32_t n = 0; n < a.nodes.size(); ++n) {
     const Node& node_a = a.nodes[n];
     const Node& node_b = b.nodes[n];
     const size_t relocations_before = linked.relocations.size();
+    bool diverts = false;
     for (const uint32_t offset : node_a.address_offsets()) {
       const uint64_t word_a = read_word(node_a, offset);
       const uint64_t word_b = read_word(node_b, offset);
@@ -188,12 +208,17 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
       } else if (a.address_space.contains(word_b) || b.address_space.contains(word_b)) {
         ++linked.unexplained_words;
       } else if (is_device_memory(driver, word_b)) {
-        throw NotRelocatable("node " + std::to_string(n) + ", kernel " + node_a.name + ", byte " +
-                             std::to_string(offset) +
-                             " of its parameters: an address that belongs to no known memory");
+        std::memcpy(linked.recording.nodes[n].image.data() + offset, &diverted, sizeof diverted);
+        ++linked.unexplained_words;
+        diverts = true;
       } else {
         ++linked.noise_words;
       }
+    }
+    // Only nodes with relocations get their image written back.
+    if (diverts && (diverted == 0 || linked.relocations.size() == relocations_before)) {
+      throw NotRelocatable("node " + std::to_string(n) + ", kernel " + node_a.name +
+                           ": an address among its parameters belongs to no known memory");
     }
     if (linked.relocations.size() > relocations_before && !is_updatable(node_b)) {
       throw NotRelocatable("node " + std::to_string(n) +

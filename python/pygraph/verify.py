@@ -19,6 +19,7 @@ fingerprint that cannot be told: the verification is undecided, and the next cal
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from pygraph.compare import (
 )
 from pygraph.fingerprint import fingerprint, forget
 from pygraph.recorder import Recording
+
+log = logging.getLogger("pygraph")
 
 _ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
 
@@ -171,8 +174,11 @@ class Run:
             torch.cuda.empty_cache()
             replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
             self._set_offsets(offsets)
-            if not failure and expected == fingerprints(replayed):
+            found = fingerprints(replayed)
+            if not failure and expected == found:
                 return Verification(replayed)
+            pairs = enumerate(zip(expected, found, strict=True))
+            log.debug("comparing bits: fingerprints differ at %s", [i for i, (a, b) in pairs if a != b])
         except Exception as error:
             failure = _describe(error)
         # Rare: once more, with both sets of outputs.

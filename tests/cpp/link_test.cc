@@ -162,11 +162,25 @@ TEST_F(LinkTest, AStandInAddressOfNoSymbolIsLeftToVerification) {
   EXPECT_EQ(linked.relocations.size(), 2);
 }
 
-TEST_F(LinkTest, RefusesAnAddressOfUnknownMemory) {
+TEST_F(LinkTest, AnAddressOfUnknownMemoryIsDivertedToAStandIn) {
+  const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
+  int run = 0;
+  const LinkedGraph linked = link({kBytes}, [&](Session& s) {
+    device.add_constant(s.stream, unknown[run++], s.inputs[0], kCount, 1);
+    return std::vector<uint64_t>{};
+  });
+  EXPECT_EQ(linked.unexplained_words, 1);
+  uint64_t word = 0;
+  std::memcpy(&word, linked.recording.nodes[0].image.data(), sizeof word);
+  EXPECT_TRUE(linked.recording.address_space.contains(word));
+}
+
+TEST_F(LinkTest, RefusesANodeWithNothingButUnknownMemory) {
   const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
   int run = 0;
   const std::string reason = refusal({kBytes}, [&](Session& s) {
-    device.add_constant(s.stream, unknown[run++], s.inputs[0], kCount, 1);
+    device.add_constant(s.stream, unknown[run], unknown[run], kCount, 1);
+    ++run;
     return std::vector<uint64_t>{};
   });
   EXPECT_NE(reason.find("belongs to no known memory"), std::string::npos) << reason;
