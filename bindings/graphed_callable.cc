@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "torch_cuda.h"
 
@@ -13,6 +14,8 @@ namespace {
 GraphedCallable* as_callable(PyObject* object) {
   return reinterpret_cast<GraphedCallable*>(object);
 }
+
+std::atomic<bool> g_paused = false;
 
 // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
 bool is_capturing(int device) {
@@ -105,7 +108,7 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
   try {
-    if (is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
+    if (g_paused || is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return {nullptr, ReplayStatus::kError};
@@ -164,6 +167,10 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
     graphs.pop_back();
   }
   return dropped;
+}
+
+void pause_replays(bool paused) {
+  g_paused = paused;
 }
 
 void clear_graphs(PyObject* callable) {

@@ -55,4 +55,7 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       size_t limit);
 void clear_graphs(PyObject* callable);
 
+// While paused no graph of the process is replayed: all calls run uncaptured. For measurements.
+void pause_replays(bool paused);
+
 }  // namespace pygraph

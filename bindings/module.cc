@@ -56,6 +56,12 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })
       .def_property_readonly(
+          "inputs",
+          [](const CapturedGraph& graph) { return graph.linked().recording.inputs.size(); })
+      .def_property_readonly(
+          "outputs",
+          [](const CapturedGraph& graph) { return graph.linked().recording.outputs.size(); })
+      .def_property_readonly(
           "relocations",
           [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
       .def_property_readonly(
@@ -110,6 +116,7 @@ void bind_graphed_callable(py::module_& m) {
     return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                            {input_count, std::move(inputs), std::move(outputs)}));
   });
+  m.def("pause", &pause_replays);
   m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
 }
 

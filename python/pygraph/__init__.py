@@ -1,12 +1,14 @@
 """PyGraph: CUDA Graphs for PyTorch programs without a change to the program.
 
 ``torch.compile(model, backend="pygraph")`` is all a program needs; it does not even have to import
-this package. What is here looks inside: :func:`stats` says what became of each graph, :func:`reset`
-gives the graphs' memory back.
+this package. What is here looks inside: :func:`explain` says how much of a program runs in graphs and
+why the rest does not, :func:`stats` what became of each graph; :func:`reset` gives the graphs' memory
+back.
 """
 
+from pygraph.explanation import Report, explain
 from pygraph.report import GraphStats, stats
 from pygraph.runtime import reset
 
 __version__ = "0.1.0"
-__all__ = ["GraphStats", "__version__", "reset", "stats"]
+__all__ = ["GraphStats", "Report", "__version__", "explain", "reset", "stats"]

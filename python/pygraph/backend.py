@@ -10,14 +10,15 @@ function. Nothing is monkeypatched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from pygraph import observe, runtime, shortcut
 from pygraph import options as options_module
-from pygraph import runtime, shortcut
 from pygraph.options import BackendConfig
 from pygraph.partition import Partition, PartitionInfo
 
@@ -82,7 +83,23 @@ def _compile_with_graphs(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    patches = {**config.inductor, "triton.cudagraphs": True, "graph_partition": True}
+    from pygraph import ops
+    from pygraph.transforms.graph_pass import GraphPass
+
+    patches = {
+        **config.inductor,
+        "triton.cudagraphs": True,
+        "graph_partition": True,
+        "custom_should_partition_ops": [
+            *_inductor_option(config, "custom_should_partition_ops"),
+            *ops.OUTSIDE_OF_GRAPHS,
+        ],
+    }
+    user_pass = _inductor_option(config, "post_grad_custom_post_pass")
+    observation = observe.current()
+    if observation is not None:
+        observation.note_break(getattr(gm, "compile_subgraph_reason", None))
+        patches["force_disable_caches"] = True  # a program from the cache would tell nothing
     found: list[shortcut.Shortcut | None] = []  # one per graph compiled within compile_fx
 
     def scope() -> contextlib.ExitStack:
@@ -100,7 +117,14 @@ def _compile_with_graphs(
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         on_host = _random_state_inputs(gm)  # before Inductor changes the graph
-        with scope():
+        kind = _kind_of(kwargs)
+        graph_pass = GraphPass(
+            enabled=frozenset(config.own.transforms),
+            constant=frozenset(kwargs.get("static_input_idxs") or () if kind != "backward" else ()),
+            user_pass=user_pass,
+            watch=functools.partial(observation.note_graph, kind) if observation else None,
+        )
+        with scope(), inductor_config.patch(post_grad_custom_post_pass=graph_pass):
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
         found.append(_attach(compiled, config, len(inputs), on_host, kwargs))
@@ -142,14 +166,7 @@ def _attach(
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())
     mutated = set(compiled.mutated_input_idxs)
-    kind = (
-        "backward"
-        if kwargs.get("is_backward")
-        else "inference"
-        if kwargs.get("is_inference")
-        else "forward"
-    )
-
+    kind = _kind_of(kwargs)
     route = None
     if len(maps) == 1:
         route = shortcut.find_route(runner, input_count, len(maps[0].output_index_mapping))
@@ -182,6 +199,17 @@ def _attach(
         if kind == "inference" and shortcut.is_plain_inference(input_count):
             return shortcut.Shortcut(runner.partitions[0], input_count, route)
     return None
+
+
+def _kind_of(kwargs: dict[str, Any]) -> str:
+    if kwargs.get("is_backward"):
+        return "backward"
+    return "inference" if kwargs.get("is_inference") else "forward"
+
+
+def _inductor_option(config: BackendConfig, name: str) -> Any:
+    """The user's value: of this compilation, or of the process."""
+    return config.inductor.get(name, getattr(torch._inductor.config, name))
 
 
 def _random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

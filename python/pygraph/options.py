@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pygraph.transforms.names import TRANSFORMS
+
 _PREFIX = "pygraph."
 
 
@@ -17,12 +19,15 @@ class Options:
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
+    transforms: names of the code transformations to apply (:mod:`pygraph.transforms`); all unless
+        given. "none" for none.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
         that needs more is refused.
     """
 
     verify: bool = True
-    max_graphs: int = 16
+    max_graphs: int = 128
+    transforms: tuple[str, ...] = TRANSFORMS
     record_capacity_gib: int = 1024
 
 
@@ -41,12 +46,25 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     if name not in fields:
         valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
+    if name == "transforms":
+        return name, _transforms(key, value)
     expected = type(fields[name].default)
     if type(value) is not expected:
         raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
         raise ValueError(f"option {key!r} must be at least 1, got {value!r}")
     return name, value
+
+
+def _transforms(key: str, value: Any) -> tuple[str, ...]:
+    if value in ("all", "none"):
+        return TRANSFORMS if value == "all" else ()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple, set, frozenset)) or not set(names) <= set(TRANSFORMS):
+        raise ValueError(
+            f'option {key!r} takes "all", "none" or names out of {", ".join(TRANSFORMS)}; got {value!r}'
+        )
+    return tuple(name for name in TRANSFORMS if name in names)
 
 
 def _check_inductor_option(key: str) -> None:

@@ -32,8 +32,9 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 # Signatures remembered after one call. Shapes that never come back must not fill the memory.
 _MAX_SEEN = 4096
-# After this many recordings per kept graph the shapes evidently do not settle.
-_RECORDINGS_PER_GRAPH = 4
+# So many signatures are recorded at their second call. With more, the shapes vary, and a recording
+# must first have been worth it: see _is_worth_recording.
+_RECORDED_AT_ONCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +67,10 @@ class Entry:
     state: State = State.UNCAPTURED
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
-    mutated: frozenset[int] = frozenset()
-    draws: bool = False
     compare_bits: bool = False  # fingerprints could not decide at the last verification
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
+    uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first
     executable_bytes: int = 0
 
 
@@ -83,7 +83,12 @@ class Partition:
         self._function = function
         self._options = options
         self._recordings = 0
+        self._recording_seconds = 0.0
         self._generation = 0  # counts resets
+        # Side effects of the function, as seen in its first calls.
+        self._watched = 0
+        self._mutated: frozenset[int] = frozenset()
+        self._draws = False
         uncaptured = self._uncaptured if info.on_host else function
         self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
         # The callable keeps this object alive through the bound method, and nothing else does.
@@ -94,6 +99,7 @@ class Partition:
         runtime.engine().clear_graphs(self.callable)
         self.entries.clear()
         self._recordings = 0
+        self._recording_seconds = 0.0
         self._generation += 1
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -121,35 +127,53 @@ class Partition:
         entry = self.entries.get(key)
         if entry is None:
             return self._first_call(key, args)
-        if entry.state is State.UNCAPTURED and not modes:
+        if entry.state is not State.UNCAPTURED or modes:
+            return self._uncaptured(args)
+        if self._is_worth_recording(entry):
             return self._capture(entry, args)
-        return self._uncaptured(args)
+        start = time.perf_counter()
+        outputs = self._uncaptured(args)
+        entry.uncaptured_seconds += time.perf_counter() - start
+        return outputs
+
+    def _is_worth_recording(self, entry: Entry) -> bool:
+        """Whether the signature has cost as much uncaptured as a recording would.
+
+        Nobody knows how often a shape will come back. Recording it once that has cost what the
+        recording costs is never more than twice as slow as knowing the future.
+        """
+        if self._recordings < _RECORDED_AT_ONCE:
+            return True
+        return entry.uncaptured_seconds * self._recordings >= self._recording_seconds
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
-        watch = verify.SideEffects(args, self.info.device)
-        outputs = self._uncaptured(args)
-        hints = self.info.mutated if self._hints_fit(watch.args) else frozenset()
-        self.entries[key] = Entry(
-            mutated=watch.mutated() | hints,
-            draws=watch.draws(),
-            copied_bytes=self._copied_bytes(watch.args),
-        )
+        entry = Entry(copied_bytes=self._copied_bytes(args))
+        if self._watched >= _RECORDED_AT_ONCE:
+            # The same code with other sizes writes the same inputs; watching it costs time.
+            outputs = self._uncaptured(args)
+        else:
+            self._watched += 1
+            watch = verify.SideEffects(args, self.info.device)
+            if self._hints_fit(args):
+                self._mutated |= self.info.mutated
+            outputs = self._uncaptured(args)
+            self._mutated |= watch.mutated()
+            self._draws |= watch.draws()
+        self.entries[key] = entry
         return outputs
 
     def _capture(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        limit = self._options.max_graphs * _RECORDINGS_PER_GRAPH
-        if self._recordings >= limit:
-            self._refuse(entry, f"the shapes do not settle: {limit} recordings so far")
-            return self._uncaptured(args)
         if not runtime.record_lock.acquire(blocking=False):
             return self._uncaptured(args)  # another thread records; next time
+        start = time.perf_counter()
         try:
-            self._recordings += 1
             with torch.cuda.device(self.info.device):
                 return self._record_and_verify(entry, args)
         finally:
+            self._recordings += 1
+            self._recording_seconds += time.perf_counter() - start
             runtime.record_lock.release()
 
     def _record_and_verify(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
@@ -161,13 +185,13 @@ class Partition:
                 self._function,
                 args,
                 self.info.device,
-                draws=entry.draws,
+                draws=self._draws,
                 saved=self.info.saved,
                 donated=donated,
                 capacity=self._options.record_capacity_gib << 30,
             )
             if self._options.verify:
-                run = verify.Run(self._uncaptured, args, recording, entry.mutated)
+                run = verify.Run(self._uncaptured, args, recording, self._mutated)
         except Exception as error:  # any failure of a recording leaves the program uncaptured
             self._refuse(entry, recorder.describe_failure(error))
             return self._uncaptured(args)

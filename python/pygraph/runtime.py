@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +55,17 @@ def unavailable_reason() -> str | None:
 def notice_once(text: str) -> None:
     """Says something to the user, once per process."""
     log.warning(text)
+
+
+@contextlib.contextmanager
+def uncaptured() -> Iterator[None]:
+    """No graph of the process is replayed inside the context, in any thread; none is recorded."""
+    with record_lock:
+        engine().pause(True)
+        try:
+            yield
+        finally:
+            engine().pause(False)
 
 
 def reset() -> None:

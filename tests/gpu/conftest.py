@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import runtime
+from pygraph import partition, runtime
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Tests call few times; that varying shapes are recorded late is a test of its own.
+    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
     torch.manual_seed(0)

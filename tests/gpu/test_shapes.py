@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import pygraph
+from pygraph import partition
 
-from .support import captured, compiled, randn, refusals
+from .support import captured, compiled, randn
 
 
 def _run(model: object, sizes: list[int]) -> None:
@@ -40,10 +42,13 @@ def test_the_least_recently_used_graph_is_dropped() -> None:
     assert len(captured()) == 2
 
 
-def test_shapes_that_never_settle_stop_being_recorded() -> None:
-    model = compiled(_function, dynamic=True, options={"pygraph.max_graphs": 1})
-    _run(model, [size for size in range(16, 80, 8) for _ in range(2)])
-    assert any("do not settle" in reason for reason in refusals())
+def test_shapes_that_vary_are_recorded_only_when_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE", 2)
+    model = compiled(_function, dynamic=True)
+    _run(model, [size for size in range(16, 80, 8) for _ in range(3)])
+    assert len(captured()) == 2
+    _run(model, [64] * 3000)
+    assert len(captured()) == 3
 
 
 def test_memory_is_given_back() -> None:

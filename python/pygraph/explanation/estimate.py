@@ -1,0 +1,82 @@
+"""The report from traced graphs alone: without a GPU, and for what a script compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from pygraph.explanation.classify import Kind, Segment, cuts, segments
+from pygraph.explanation.fake_gpu import trace
+from pygraph.explanation.report import GraphRow, Report, Share, StripPart
+from pygraph.observe import Cut, Observation
+from pygraph.transforms.rewrite import is_on_gpu
+
+
+def estimate(
+    program: str,
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    transforms: Sequence[str],
+) -> Report:
+    """Traces one forward call on a fake GPU."""
+    observation = trace(model, args, kwargs, transforms)
+    rows: list[GraphRow] = []
+    strip: list[StripPart] = []
+    for name, graph in observation.graphs:
+        parts = segments(graph)
+        count = sum(part.kind is Kind.GRAPH for part in parts)
+        for part in parts:
+            if part.kind is Kind.GRAPH:
+                rows.append(_expected(f"{name} part {len(rows)}" if count > 1 else name, part, graph))
+        strip += strip_parts(parts)
+    in_graphs = sum(part.width for part in strip if part.kind == "graph")
+    total = sum(part.width for part in strip)
+    return Report(
+        program=program,
+        device="an imagined GPU (none is needed)",
+        estimated=True,
+        shares=(Share("operations", in_graphs, total),),
+        graphs=tuple(rows),
+        cuts=tuple(observed_cuts(observation)),
+        transformations=tuple(observation.applied),
+        strip=tuple(strip),
+        strip_unit="operations",
+    )
+
+
+def observed_cuts(observation: Observation) -> list[Cut]:
+    """All cuts inside and between the graphs, each once."""
+    found = [cut for _, graph in observation.graphs for cut in cuts(graph)]
+    return list(dict.fromkeys([*observation.breaks, *found]))
+
+
+def strip_parts(parts: Sequence[Segment]) -> list[StripPart]:
+    """Widths are GPU operations: what keeps the CPU busy alone has none."""
+    kinds = {Kind.GRAPH: "graph", Kind.GAP: "gap"}
+    return [
+        StripPart(kinds[part.kind], ", ".join(part.names), part.gpu_operations)
+        for part in parts
+        if part.gpu_operations > 0
+    ]
+
+
+def _expected(name: str, part: Segment, graph: fx.Graph) -> GraphRow:
+    inputs = [node for node in graph.find_nodes(op="placeholder") if is_on_gpu(node)]
+    (output,) = graph.find_nodes(op="output")
+    outputs = [node for node in output.all_input_nodes if is_on_gpu(node)]
+    return GraphRow(
+        name=name,
+        state="expected",
+        reason="",
+        kernels=part.gpu_operations,
+        inputs=len(inputs),
+        outputs=len(outputs),
+        relocations=None,
+        bytes_not_copied=None,
+        workspace_bytes=None,
+        capture_seconds=None,
+        replays=None,
+    )

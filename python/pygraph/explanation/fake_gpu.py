@@ -1,0 +1,149 @@
+"""Traces a program as if its model and inputs were on a GPU, on a machine that has none.
+
+Dynamo and AOTAutograd run as ever, on fake tensors: they have shapes and a device, but no memory. What
+comes out are the post-grad graphs that Inductor would get; nothing is compiled, nothing runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from pygraph.observe import Cut, Observation, observing
+from pygraph.transforms.graph_pass import GraphPass
+
+# Else Dynamo would run them, which fake tensors cannot.
+_DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
+    capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+)
+
+
+def trace(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    transforms: Sequence[str],
+) -> Observation:
+    """Calls ``model`` once on a fake GPU; what the compiler saw.
+
+    Parameters, buffers and tensor arguments count as on the GPU, but for 0-d arguments, which are
+    numbers. Where an argument is a fake tensor on the GPU already, all others stay where they are.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    given = next((t for t in leaves if isinstance(t, FakeTensor)), None)
+    mode = given.fake_mode if given is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    moves = given is None or given.device.type != "cuda"
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
+        with mode:
+            return fake.to("cuda") if moves and fake.dim() > 0 else fake
+
+    placed_args, placed_kwargs = pytree.tree_map(place, (tuple(args), kwargs))
+    fake_model = _on_fake_gpu(model, mode) if isinstance(model, nn.Module) else model
+    backend = _tracing_backend(transforms, mode)
+    torch._dynamo.reset()
+    try:
+        # Autograd asks the driver for streams even on fake tensors, so this is forward only.
+        with observing() as observation, mode, torch.no_grad(), _DATA_DEPENDENT_TOO:
+            try:
+                torch.compile(fake_model, backend=backend)(*placed_args, **placed_kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                if not any(_reads_a_number(graph) for _, graph in observation.graphs):
+                    reason = f"the program's way depends on the result of {error.func}"
+                    remedy = "only a run on a GPU tells what follows"
+                    observation.breaks.append(Cut("graph break", reason, "", remedy))
+    finally:
+        torch._dynamo.reset()
+    return observation
+
+
+def _reads_a_number(graph: torch.fx.Graph) -> bool:
+    """Whether the graph hands a number to the caller, who then asks its fake tensor for it."""
+    item = torch.ops.aten._local_scalar_dense.default
+    return bool(graph.find_nodes(op="call_function", target=item))
+
+
+def _on_fake_gpu(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    with FakeCopyMode(mode):
+        fake = copy.deepcopy(model)
+    with mode:
+        for module in fake.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    moved = nn.Parameter(parameter.detach().to("cuda"), parameter.requires_grad)
+                    module._parameters[name] = moved
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to("cuda")
+    return fake
+
+
+def _tracing_backend(transforms: Sequence[str], mode: FakeTensorMode) -> Callable[..., Any]:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    from pygraph import observe
+
+    def compiler(name: str) -> Callable[..., Any]:
+        def note(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            observation = observe.current()
+            graph_pass = GraphPass(frozenset(transforms), frozenset())
+            applied = graph_pass.transform(gm.graph)
+            if observation is not None:
+                observation.note_graph(name, gm.graph, applied)
+            (output,) = gm.graph.find_nodes(op="output")
+            return make_boxed_func(lambda *args: _fresh(output.args[0], mode))
+
+        return note
+
+    traced = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        decompositions=select_decomp_table(),
+    )
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        observation = observe.current()
+        if observation is not None:
+            observation.note_break(getattr(gm, "compile_subgraph_reason", None))
+        return traced(gm, inputs)
+
+    return backend
+
+
+def _fresh(outputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+    """Fake tensors like the graph's results."""
+
+    def number(value: Any) -> Any:
+        """A size that depends on data counts as 1."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value.node.hint if value.node.has_hint() else 1
+        return value
+
+    def make(node: Any) -> Any:
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if not isinstance(value, torch.Tensor):
+            return number(value)
+        size, stride = [number(n) for n in value.shape], [number(n) for n in value.stride()]
+        with mode:
+            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+
+    return [make(node) for node in outputs]

@@ -1,0 +1,34 @@
+"""The report of a whole script, after it has run."""
+
+from __future__ import annotations
+
+import torch
+
+from pygraph import runtime
+from pygraph.explanation.classify import segments
+from pygraph.explanation.estimate import observed_cuts, strip_parts
+from pygraph.explanation.measure import counted_shares, graph_rows, refusals
+from pygraph.explanation.report import Report
+from pygraph.observe import Cut, Observation
+
+
+def report_on(program: str, observation: Observation) -> Report:
+    """What became of everything that was compiled. Counted from the graphs, not profiled."""
+    reason = runtime.unavailable_reason()
+    partitions = list(runtime.partitions)
+    cuts = [*observed_cuts(observation), *refusals(partitions)]
+    if reason is not None:
+        remedy = "pygraph.explain(model, *inputs) estimates without a GPU"
+        cuts.append(Cut("refusal", f"nothing was captured: {reason}", "", remedy))
+    parts = [part for _, graph in observation.graphs for part in strip_parts(segments(graph))]
+    return Report(
+        program=program,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
+        estimated=True,
+        shares=counted_shares(observation, partitions),
+        graphs=tuple(graph_rows(partitions)),
+        cuts=tuple(dict.fromkeys(cuts)),
+        transformations=tuple(observation.applied),
+        strip=tuple(parts),
+        strip_unit="operations",
+    )

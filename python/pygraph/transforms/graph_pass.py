@@ -1,0 +1,74 @@
+"""The pass that Inductor calls on each post-grad graph: runs what is switched on, keeps the notes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from pygraph.transforms.conditionals import inline_conditionals
+from pygraph.transforms.outputs import keep_cpu_outputs, sink_cpu_outputs
+from pygraph.transforms.placement import Placement
+from pygraph.transforms.rewrite import Applied, gpu_of
+
+log = logging.getLogger("pygraph")
+
+_VERSION = 1  # in the key of Inductor's cache
+
+
+class GraphPass(CustomGraphPass):  # type: ignore[misc]
+    """Transforms a graph in place. One object per compilation; ``applied`` and ``graph`` tell of it.
+
+    enabled: names out of :data:`pygraph.transforms.names.TRANSFORMS`.
+    constant: positions of inputs that belong to a module.
+    user_pass: a pass of the user's, which runs first.
+    watch: called with the transformed graph.
+    """
+
+    def __init__(
+        self,
+        enabled: frozenset[str],
+        constant: frozenset[int],
+        user_pass: Any = None,
+        watch: Callable[[fx.Graph, list[Applied]], None] | None = None,
+    ) -> None:
+        self.enabled = enabled
+        self.constant = constant
+        self._user_pass = user_pass
+        self._watch = watch
+
+    def __call__(self, graph: fx.Graph) -> None:
+        if self._user_pass is not None:
+            self._user_pass(graph)
+        applied = self.transform(graph)
+        for note in applied:
+            log.info("%s: %s (%s)", note.transform, note.what, note.where or "unknown line")
+        if self._watch is not None:
+            self._watch(graph, applied)
+
+    def uuid(self) -> Any:
+        user = self._user_pass.uuid() if hasattr(self._user_pass, "uuid") else None
+        if self._user_pass is not None and user is None:
+            return None  # what the user's pass does is unknown: no caching
+        return ("pygraph", _VERSION, sorted(self.enabled), sorted(self.constant), user)
+
+    def transform(self, graph: fx.Graph) -> list[Applied]:
+        """Runs the transformations; returns those that found something to do."""
+        gpu = gpu_of(graph)
+        if gpu is None:
+            return []
+        applied: list[Applied] = []
+        if "conditionals" in self.enabled:
+            applied += inline_conditionals(graph)
+        placement = Placement(graph, gpu, self.enabled, self.constant)
+        placement.run()
+        applied += placement.applied
+        graph.eliminate_dead_code()
+        if "cpu_outputs" in self.enabled:
+            applied += sink_cpu_outputs(graph)
+        keep_cpu_outputs(graph)
+        graph.lint()  # type: ignore[no-untyped-call]
+        return list(dict.fromkeys(applied))

@@ -1,0 +1,342 @@
+"""CPU values that GPU code uses: put where the GPU finds them, without a cut in the middle.
+
+For every operand on the CPU of an operator on the GPU, and for every copy from the CPU to the GPU,
+the value's *GPU version* is made, by the first rule that fits:
+
+    a copy of a GPU value to the CPU     that GPU value
+    a constant (arange of integers, ...) the same constant, made on the GPU
+    computed from constants alone        computed once, now, on the CPU; kept on the GPU
+    an exact operation                   the same operation on the GPU versions of its operands
+    anything else                        one asynchronous copy before the graph (pygraph::to_device)
+
+Exact are operations whose result has the same bits on every device: views, selections, integer and
+boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a product and a sum.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+import pygraph.ops  # noqa: F401  registers pygraph::to_device
+from pygraph.transforms.rewrite import (
+    Applied,
+    add_call,
+    is_device_copy,
+    is_on_cpu,
+    is_on_gpu,
+    is_pure,
+    last_placeholder,
+    source_line,
+    value_of,
+)
+
+aten = torch.ops.aten
+
+# Select and rearrange elements.
+_MOVES = {
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default),
+    *(aten.expand.default, aten.permute.default, aten.t.default, aten.transpose.int),
+    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.stack.default, aten.flip.default),
+    *(aten.clone.default, aten.lift_fresh_copy.default, aten.repeat.default, aten.detach.default),
+    *(aten.where.self, aten.index_select.default, aten.gather.default, aten.split.Tensor),
+}
+# Exact for integers and booleans.
+_INTEGER_ARITHMETIC = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default),
+    *(aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
+    *(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
+    *(aten.minimum.default, aten.maximum.default, aten.clamp.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_not.default),
+    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default),
+    torch.ops.prims.convert_element_type.default,
+}
+_CONSTRUCTORS = {
+    *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
+    *(aten.arange.default, aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default),
+    aten.eye.default,
+}
+# Operators on the GPU that take CPU tensors of any shape.
+_MIXED_DEVICES = {
+    *(aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default),
+    *(aten._unsafe_index_put.default, aten.copy.default, aten.slice_scatter.default),
+}
+# Kernels that read these arguments on the host when they are not captured.
+_READ_ON_HOST = {"philox_seed", "philox_offset", "rng_state", "unused"}
+# A copy may be this much larger than the result that is wanted of it; below, size does not count.
+_LARGER_COPY = 4
+_SMALL_BYTES = 1 << 16
+_LARGEST_FOLDED = 1 << 24
+
+
+class Placement:
+    """Makes GPU versions in one graph; each value has at most one."""
+
+    def __init__(
+        self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str], constant: frozenset[int]
+    ) -> None:
+        self.applied: list[Applied] = []
+        self._graph = graph
+        self._gpu = gpu
+        self._enabled = enabled
+        placeholders = graph.find_nodes(op="placeholder")
+        self._constant = {node for i, node in enumerate(placeholders) if i in constant}
+        self._versions: dict[fx.Node, fx.Node] = {}
+        self._early = self._nodes_before_the_gpu()
+        self._copied: list[tuple[fx.Node, fx.Node]] = []  # (CPU value, stand-in for its copy)
+
+    def run(self) -> None:
+        """Rewrites the graph."""
+        for node in list(self._graph.nodes):
+            if node.op != "call_function" or not is_on_gpu(node):
+                continue
+            if is_device_copy(node, "cuda") and is_on_cpu(node.args[0]):
+                self._replace_copy(node)
+            else:
+                self._replace_operands(node)
+        self._add_copies()
+
+    def _replace_copy(self, node: fx.Node) -> None:
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or not self._is_wanted(source):
+            return
+        version = self._version(source, node)
+        dtype = value_of(node).dtype
+        if dtype != value_of(source).dtype:
+            with self._graph.inserting_before(node):
+                cast = torch.ops.prims.convert_element_type.default
+                version = add_call(self._graph, cast, (version, dtype), like=node)
+        node.replace_all_uses_with(version)
+        self._graph.erase_node(node)
+
+    def _replace_operands(self, node: fx.Node) -> None:
+        target = node.target
+        if not is_pure(node) or not isinstance(target, torch._ops.OpOverload):
+            return
+        on_host = {
+            operand
+            for argument, operand in zip(target._schema.arguments, node.args, strict=False)
+            if argument.name in _READ_ON_HOST
+        }
+        for operand in set(node.all_input_nodes) - on_host:
+            if not is_on_cpu(operand) or not self._is_wanted(operand):
+                continue
+            if value_of(operand).dim() == 0 or target in _MIXED_DEVICES:
+                node.replace_input_with(operand, self._version(operand, node))
+
+    def _is_wanted(self, value: fx.Node) -> bool:
+        """Whether the transformations that the value needs are switched on."""
+        if _is_constant(value):
+            return "constants" in self._enabled
+        scalar = value.op == "placeholder" and value_of(value).dim() == 0
+        return ("cpu_scalars" if scalar else "cpu_tensors") in self._enabled
+
+    def _version(self, value: fx.Node, user: fx.Node) -> fx.Node:
+        """The value's GPU version, above ``user``, which needs it."""
+        known = self._versions.get(value)
+        if known is not None:
+            return known
+        if is_device_copy(value, "cpu") and value_of(value).dtype == value_of(value.args[0]).dtype:  # type: ignore[arg-type]
+            version = value.args[0]
+            assert isinstance(version, fx.Node)
+            self._note("cpu_tensors", "a copy to the CPU and back is left out", user)
+        elif value.target in _CONSTRUCTORS and _is_exact_constant(value):
+            version = self._make_constant(value)
+            self._note("constants", f"{_name(value)} is made on the GPU", value)
+        elif (folded := self._fold(value)) is not None:
+            version = folded
+            self._note("constants", f"{_name(value)} of constants is computed once", user)
+        elif self._is_worth_repeating(value):
+            operands = {a: self._version(a, user) for a in value.all_input_nodes if is_on_cpu(a)}
+            with self._graph.inserting_after(max([value, *operands.values()])):
+                args, kwargs = pytree.tree_map_only(
+                    fx.Node, lambda a: operands.get(a, a), (value.args, value.kwargs)
+                )
+                version = add_call(self._graph, value.target, args, kwargs, like=value)  # type: ignore[arg-type]
+        else:
+            version = self._copy(value, user)
+        self._versions[value] = version
+        return version
+
+    def _make_constant(self, value: fx.Node) -> fx.Node:
+        with self._graph.inserting_after(value):
+            kwargs = {**value.kwargs, "device": self._gpu}
+            return add_call(self._graph, value.target, value.args, kwargs, like=value)  # type: ignore[arg-type]
+
+    def _fold(self, value: fx.Node) -> fx.Node | None:
+        """The value as a constant on the GPU, or None if it depends on inputs or is large."""
+        owner = self._graph.owning_module
+        result = fold(value) if _bytes(value) <= _LARGEST_FOLDED else None
+        if result is None or owner is None:
+            return None
+        with self._graph.inserting_after(value):
+            if result.numel() == 1:  # compiled into the kernels that use it
+                kwargs = {"dtype": result.dtype, "device": self._gpu}
+                args = (list(result.shape), result.item())
+                return add_call(self._graph, aten.full.default, args, kwargs, like=value)
+            name = f"_pygraph_constant_{value.name}"
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                kept = result.to(self._gpu) if torch.cuda.is_available() else result
+            owner.register_buffer(name, kept, persistent=False)
+            constant = self._graph.get_attr(name)
+        with value_of(value).fake_mode:
+            constant.meta["val"] = torch.empty_strided(
+                result.shape, result.stride(), dtype=result.dtype, device=self._gpu
+            )
+        return constant
+
+    def _is_worth_repeating(self, value: fx.Node) -> bool:
+        """Whether the value comes from exact operations on little that must be copied."""
+        if not _is_exact(value):
+            return False
+        leaves: set[fx.Node] = set()
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            for operand in node.all_input_nodes:
+                if not is_on_cpu(operand) or is_device_copy(operand, "cpu"):
+                    continue
+                if _is_exact(operand):
+                    pending.append(operand)
+                elif operand.target not in _CONSTRUCTORS or not _is_exact_constant(operand):
+                    leaves.add(operand)
+        copied = sum(_bytes(leaf) for leaf in leaves)
+        return copied <= max(_SMALL_BYTES, _LARGER_COPY * _bytes(value))
+
+    def _copy(self, value: fx.Node, user: fx.Node) -> fx.Node:
+        """A node that becomes the value's copy. Copies of early values are made all at once."""
+        if value.op == "placeholder" and value_of(value).dim() == 0:
+            self._note("cpu_scalars", "a number on the CPU goes to the GPU before the graph", user)
+        else:
+            self._note("cpu_tensors", "a CPU tensor is copied asynchronously before the graph", user)
+        with self._graph.inserting_after(value):
+            stand_in = add_call(self._graph, aten.alias.default, (value,), like=user)
+        with value_of(value).fake_mode:
+            empty = torch.empty(value_of(value).shape, dtype=value_of(value).dtype, device=self._gpu)
+        stand_in.meta["val"] = empty
+        if value in self._early:
+            self._copied.append((value, stand_in))
+            return stand_in
+        (copy,) = self._replace_stand_ins([(value, stand_in)], value)
+        return copy
+
+    def _add_copies(self) -> None:
+        if not self._copied:
+            return
+        # What the copied values are computed from depends on no GPU work: it can come first.
+        ancestors = _ancestors(value for value, _ in self._copied)
+        anchor = last_placeholder(self._graph)
+        for node in list(self._graph.nodes):
+            if node in ancestors and node.op != "placeholder":
+                anchor.append(node)
+                anchor = node
+        self._replace_stand_ins(self._copied, anchor)
+
+    def _replace_stand_ins(
+        self, pairs: list[tuple[fx.Node, fx.Node]], anchor: fx.Node
+    ) -> list[fx.Node]:
+        values = [value for value, _ in pairs]
+        constant = [i for i, value in enumerate(values) if value in self._constant]
+        if anchor.op == "placeholder":
+            anchor = last_placeholder(self._graph)
+        with self._graph.inserting_after(anchor):
+            to_device = torch.ops.pygraph.to_device.default
+            copies = add_call(self._graph, to_device, (values, self._gpu, constant), like=pairs[0][1])
+        previous = copies
+        results = []
+        for i, (_, stand_in) in enumerate(pairs):
+            with self._graph.inserting_after(previous):
+                copy = add_call(self._graph, operator.getitem, (copies, i), like=stand_in)
+            previous = copy
+            stand_in.replace_all_uses_with(copy)
+            self._graph.erase_node(stand_in)
+            results.append(copy)
+        return results
+
+    def _nodes_before_the_gpu(self) -> set[fx.Node]:
+        """Nodes that can run before all GPU work: nothing on the GPU is among their ancestors."""
+        early: set[fx.Node] = set()
+        for node in self._graph.nodes:
+            is_source = node.op in ("placeholder", "get_attr") and not is_on_gpu(node)
+            is_cpu_work = is_pure(node) and not is_on_gpu(node)
+            if is_source or (is_cpu_work and all(a in early for a in node.all_input_nodes)):
+                early.add(node)
+        return early
+
+    def _note(self, transform: str, what: str, node: fx.Node) -> None:
+        self.applied.append(Applied(transform, what, source_line(node)))
+
+
+def _is_constant(value: fx.Node) -> bool:
+    """Whether the value depends on no input."""
+    return all(
+        node.op == "get_attr" or (is_pure(node) and is_on_cpu(node)) for node in _ancestors([value])
+    )
+
+
+def fold(value: fx.Node) -> torch.Tensor | None:
+    """The value of a node that depends on no input, computed as uncaptured on the CPU, or None."""
+    owner = value.graph.owning_module
+    if not _is_constant(value):
+        return None
+    results: dict[fx.Node, Any] = {}
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
+        for node in sorted(_ancestors([value])):
+            if node.op == "get_attr":
+                results[node] = getattr(owner, str(node.target), None)
+                if type(results[node]) not in (torch.Tensor, torch.nn.Parameter):
+                    return None
+                continue
+            args, kwargs = pytree.tree_map_only(fx.Node, results.get, (node.args, node.kwargs))
+            if any(isinstance(leaf, torch.SymInt) for leaf in pytree.tree_leaves((args, kwargs))):
+                return None
+            results[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return results[value]  # type: ignore[no-any-return]
+
+
+def _is_exact(node: fx.Node) -> bool:
+    if not is_pure(node) or not is_on_cpu(node):
+        return False
+    if node.target in _MOVES:
+        return True
+    operands = [value_of(a) for a in node.all_input_nodes]
+    values: list[Any] = [value_of(node), *operands]
+    return node.target in _INTEGER_ARITHMETIC and all(
+        not isinstance(v, torch.Tensor) or not (v.is_floating_point() or v.is_complex()) for v in values
+    )
+
+
+def _is_exact_constant(node: fx.Node) -> bool:
+    """Filled tensors, and ranges of integers; a range of floats is computed, device by device."""
+    is_range = "arange" in str(node.target) or "iota" in str(node.target)
+    return not is_range or not value_of(node).is_floating_point()
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found
+
+
+def _bytes(node: fx.Node) -> int:
+    value = value_of(node)
+    count = value.numel()
+    return int(value.element_size() * (count if isinstance(count, int) else 1))
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return (
+        target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else node.name
+    )

@@ -1,0 +1,158 @@
+"""The code transformations on a GPU: captured, with the results of the uncaptured program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from .support import assert_same, captured, compiled, randn, refusals
+
+
+def _check(function: Callable[..., Any], calls: list[tuple[Any, ...]], *, rtol: float = 1e-5) -> None:
+    """Results of every call, compared with eager: same devices, same values."""
+    model = compiled(function)
+    with torch.no_grad():
+        results = [model(*args) for args in calls]
+        for args, result in zip(calls, results, strict=True):
+            _assert_close(result, function(*args), rtol)
+    assert captured(), "nothing was captured"
+    assert refusals() == []
+
+
+def _assert_close(actual: Any, expected: Any, rtol: float) -> None:
+    if isinstance(expected, tuple):
+        for a, b in zip(actual, expected, strict=True):
+            _assert_close(a, b, rtol)
+    else:
+        assert actual.device == expected.device
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-5)
+
+
+def test_a_cpu_scalar_that_changes() -> None:
+    x = randn(64, 64)
+    _check(lambda x, s: (x.sin() * s).cos(), [(x, torch.tensor(float(i))) for i in range(6)])
+    assert captured()[0].replays >= 3
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, int])
+def test_a_number_that_changes(kind: Callable[[float], Any]) -> None:
+    x = randn(64, 64)
+    model = compiled(lambda x, s: (x.sin() / s).cos())
+    with torch.no_grad():
+        for i in range(1, 9):
+            expected = (x.sin() / kind(i)).cos()
+            torch.testing.assert_close(model(x, kind(i)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scalar_changed_in_place_shows_in_the_next_call() -> None:
+    x, scalar = randn(64, 64), torch.tensor(1.0)
+    model = compiled(lambda x, s: x * s)
+    with torch.no_grad():
+        for i in range(6):
+            scalar.fill_(i)
+            assert_same(model(x, scalar), x * float(i))
+
+
+class WithTable(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.table = torch.arange(size, dtype=torch.float32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + self.table.to(x.device)).cos()
+
+
+@pytest.mark.parametrize("size", [64, 1 << 16])
+def test_a_modules_cpu_tensor_is_read_anew_when_it_changes(size: int) -> None:
+    module = WithTable(size)
+    model = compiled(module)
+    x = randn(4, size)
+    with torch.no_grad():
+        for i in range(8):
+            if i % 3 == 2:
+                module.table.add_(1)
+            torch.testing.assert_close(model(x), module(x))
+        module.table = torch.zeros(size)
+        torch.testing.assert_close(model(x), module(x))
+    assert captured()
+    assert refusals() == []
+
+
+def test_an_index_on_the_cpu() -> None:
+    x = randn(64, 64)
+    calls = [(x, torch.tensor([i, 2, 3])) for i in range(5)]
+    _check(lambda x, i: x.sin()[i].cos(), calls)
+
+
+def test_a_cpu_output() -> None:
+    _check(lambda x: (x.sin().sum().cpu(), x.cos() * 2), [(randn(64, 64),) for _ in range(5)])
+
+
+def test_constants_come_back_where_the_user_expects_them() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + torch.arange(64).to(x.device), torch.arange(4), torch.tensor([1.0, 2.0])
+
+    _check(function, [(randn(64, 64),) for _ in range(5)])
+
+
+def test_a_cpu_scalar_saved_for_backward_stays_there() -> None:
+    x = randn(64, 64, requires_grad=True)
+
+    def function(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return (x.tanh() * s).square().sum()
+
+    model = compiled(function)
+    for i in range(6):
+        scalar = torch.tensor(float(i))
+        (gradient,) = torch.autograd.grad(model(x, scalar), x)
+        (expected,) = torch.autograd.grad(function(x, scalar), x)
+        torch.testing.assert_close(gradient, expected)
+    assert {row.name for row in captured()} >= {"forward", "backward"}
+
+
+def test_a_conditional_on_data() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)).exp()
+
+    _check(function, [(randn(64, 64) + (-1) ** i,) for i in range(6)])
+    assert len(captured()) == 1
+
+
+def test_data_dependent_shapes_leave_the_rest_in_graphs() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with_shape = (x > 0).nonzero()
+        return x.sin().exp().cos(), with_shape.sum()
+
+    _check(function, [(randn(64, 64),) for _ in range(5)])
+
+
+def test_a_cache_that_is_written_is_an_ordinary_input() -> None:
+    def step(cache: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, position, x)
+        return cache.sum(1)
+
+    model = compiled(step)
+    caches = [torch.zeros(2, 32, 8, device="cuda") for _ in range(2)]
+    with torch.no_grad():
+        for i in range(20):
+            x, position = randn(2, 1, 8), torch.tensor([i], device="cuda")
+            torch.testing.assert_close(model(caches[0], x, position), step(caches[1], x, position))
+            assert_same(caches[0], caches[1])
+    (row,) = captured()
+    assert row.replays >= 17
+
+
+def test_everything_switched_off_still_gives_the_right_results() -> None:
+    x = randn(64, 64)
+    model = compiled(
+        lambda x, s: x * s + torch.arange(64).to(x.device), options={"pygraph.transforms": "none"}
+    )
+    with torch.no_grad():
+        for i in range(5):
+            expected = x * float(i) + torch.arange(64, device="cuda")
+            torch.testing.assert_close(model(x, torch.tensor(float(i))), expected)

@@ -1,0 +1,170 @@
+"""The report: what it says of traced programs, its JSON and its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph import cli
+from pygraph.explanation import profile
+from pygraph.explanation.classify import Kind, classify, segments
+from pygraph.explanation.fake_gpu import trace
+from pygraph.explanation.report import Report
+from pygraph.transforms.names import TRANSFORMS
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.table = torch.arange(16)
+
+    def forward(self, x: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = self.layer(x) / temperature + self.table.to(x.device)
+        keep = (h > 0).nonzero()
+        return h.softmax(-1), h.mean().cpu(), keep.float().exp()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return pygraph.explain(Model(), torch.randn(4, 16), torch.tensor(2.0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="explain measures on this machine")
+def test_a_program_without_a_gpu_is_estimated(report: Report) -> None:
+    assert report.estimated
+    (share,) = report.shares
+    assert share.unit == "operations"
+    assert 0.5 < share.fraction < 1
+    assert sum(row.kernels for row in report.graphs) == share.in_graphs
+    assert sum(part.width for part in report.strip) == share.total
+    reasons = {cut.where.rsplit("/", 1)[-1]: cut.reason for cut in report.cuts}
+    assert any("nonzero" in reason for reason in reasons.values())
+    assert all(re.match(r"test_explain\.py:\d+$", where) for where in reasons)
+    assert {note.transform for note in report.transformations} == {
+        *("cpu_scalars", "cpu_tensors", "cpu_outputs")
+    }
+
+
+def test_the_json_has_the_documented_keys(report: Report) -> None:
+    data = json.loads(report.to_json())
+    assert data["schema_version"] == 1
+    documented = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    for key in data:
+        assert f"`{key}`" in documented, key
+    for table in ("shares", "graphs", "cuts", "transformations", "strip"):
+        for key in data[table][0]:
+            assert f"`{key}`" in documented, f"{table}: {key}"
+
+
+def test_the_terminal_report_names_lines_and_reasons(report: Report) -> None:
+    text = str(report)
+    assert "test_explain.py:" in text
+    assert "in graphs" in text
+    assert "nonzero" in text
+
+
+def test_a_report_is_saved_by_its_suffix(report: Report, tmp_path: Path) -> None:
+    report.save(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["program"] == "Model"
+    with pytest.raises(ValueError, match=r"\.html or \.json"):
+        report.save(tmp_path / "r.txt")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_is_drawn_in_a_browser(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    report.save(page)
+    # Added for the test: writes into the page what the browser made of the strip.
+    probe = (
+        "<script>onload=()=>{const bars=[...document.querySelectorAll('#strip rect')];"
+        "const shown=bars.filter(b=>b.getBoundingClientRect().width>0).length;"
+        "const drawn=getComputedStyle(bars[0]).fill;"
+        "document.title=`${bars.length} bars, ${shown} shown, ${drawn}`}</script>"
+    )
+    page.write_text(page.read_text("utf-8").replace("</body>", probe + "</body>"), "utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    result = subprocess.run(
+        [str(CHROMIUM), *flags, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    count = len(report.strip)
+    assert re.search(rf"<title>{count} bars, {count} shown, rgb\(", result.stdout)
+    assert "CONSOLE" not in result.stderr
+
+
+def test_every_name_in_the_page_is_escaped(report: Report) -> None:
+    import dataclasses
+
+    odd = dataclasses.replace(report, program="<script>alert(1)</script>")
+    assert "<script>" not in odd.to_html()
+
+
+def test_independent_work_is_on_one_side_of_a_cut() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = (x > 0).nonzero()
+        b = x.sin().exp()
+        return a.float().cos(), b.cos()
+
+    ((_, graph),) = trace(function, (torch.randn(8, 8),), {}, TRANSFORMS).graphs
+    assert [part.kind for part in segments(graph)] == [Kind.GRAPH, Kind.GAP, Kind.GRAPH]
+
+
+def test_segments_hold_every_operation_once() -> None:
+    ((_, graph),) = trace(Model(), (torch.randn(4, 16), torch.tensor(2.0)), {}, TRANSFORMS).graphs
+    parts = segments(graph)
+    kinds = [classify(node)[0] for node in graph.nodes]
+    for kind in (Kind.GRAPH, Kind.GAP):
+        assert sum(p.operations for p in parts if p.kind is kind) == kinds.count(kind)
+
+
+def test_graph_breaks_are_reported() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    observation = trace(function, (torch.randn(8, 8),), {}, TRANSFORMS)
+    assert len(observation.graphs) == 2
+    (cut,) = observation.breaks
+    assert cut.kind == "graph break"
+    assert "test_explain.py" in cut.where
+
+
+def test_kernels_are_told_apart_by_what_launched_them() -> None:
+    def event(cat: str, name: str, correlation: int, ts: float = 0.0) -> dict[str, object]:
+        args = {"correlation": correlation}
+        return {"cat": cat, "name": name, "ts": ts, "dur": 2.0, "args": args}
+
+    kernels = profile.kernels_of(
+        [
+            event("cuda_runtime", "cudaLaunchKernel", 1),
+            event("cuda_runtime", "cudaGraphLaunch", 2),
+            event("kernel", "b", 2, 2.0),
+            event("kernel", "a", 1, 1.0),
+            event("kernel", "c", 2, 3.0),
+            event("kernel", "d", 9, 4.0),  # launched by the driver's cuGraphLaunch
+        ]
+    )
+    assert [(k.name, k.launch) for k in kernels] == [("a", None), ("b", 2), ("c", 2), ("d", 9)]
+    assert [(p.kind, p.width) for p in profile.strip(kernels)] == [
+        ("gap", 2.0),
+        ("graph", 4.0),
+        ("graph", 2.0),
+    ]
+    counts, _ = profile.shares(kernels)
+    assert (counts.in_graphs, counts.total) == (3, 4)
+
+
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "no_such_file.py"]) == 2
+    assert "no_such_file.py" in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""The code transformations, on graphs traced for a GPU that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import fx, nn
+
+from pygraph.explanation.fake_gpu import trace
+from pygraph.observe import Observation
+from pygraph.transforms.names import TRANSFORMS
+from pygraph.transforms.rewrite import is_device_copy, is_on_cpu, is_on_gpu
+
+X = torch.randn(8, 8)
+SCALAR = torch.tensor(2.0)
+
+
+def _trace(function: Callable[..., Any], *args: Any, transforms: Any = TRANSFORMS) -> Observation:
+    return trace(function, args, {}, transforms)
+
+
+def _graph(observation: Observation) -> fx.Graph:
+    ((_, graph),) = observation.graphs
+    return graph
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def _names(observation: Observation) -> set[str]:
+    return {note.transform for note in observation.applied}
+
+
+def _mixes_devices(graph: fx.Graph) -> bool:
+    """Whether GPU work still takes an operand from the CPU, other than through one early copy."""
+    return any(
+        is_on_gpu(node) and any(is_on_cpu(a) for a in node.all_input_nodes)
+        for node in _calls(graph)
+        if "pygraph.to_device" not in str(node.target)
+    )
+
+
+@pytest.mark.parametrize("number", [SCALAR, np.float64(3.0)])
+def test_a_cpu_scalar_is_copied_before_the_graph(number: Any) -> None:
+    observation = _trace(lambda x, s: (x.sin() * s).cos() + s, X, number)
+    graph = _graph(observation)
+    assert _names(observation) == {"cpu_scalars"}
+    assert not _mixes_devices(graph)
+    assert "pygraph.to_device" in str(_calls(graph)[0].target)
+    assert [note.where.rsplit("/", 1)[-1].split(":")[0] for note in observation.applied] == [
+        "test_transforms.py"
+    ]
+
+
+def test_several_scalars_share_one_copy() -> None:
+    graph = _graph(_trace(lambda x, s, t: x * s + t, X, SCALAR, torch.tensor(3.0)))
+    copies = [node for node in _calls(graph) if "to_device" in str(node.target)]
+    assert len(copies) == 1
+    assert len(copies[0].args[0]) == 2  # type: ignore[arg-type]
+
+
+def test_an_index_on_the_cpu_is_copied() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.index = torch.tensor([1, 2, 3])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()[self.index].cos()
+
+    observation = _trace(Model(), X)
+    assert _names(observation) == {"cpu_tensors"}
+    assert not _mixes_devices(_graph(observation))
+
+
+class WithTable(nn.Module):
+    """Holds a tensor on the CPU that model.cuda() does not move."""
+
+    def __init__(self, size: int, dtype: torch.dtype = torch.int64) -> None:
+        super().__init__()
+        self.table = torch.arange(size).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + (self.table[:8] * 2).to(x.device)
+
+
+def test_exact_operations_on_a_small_cpu_tensor_move_along() -> None:
+    graph = _graph(_trace(WithTable(8), X))
+    assert not any(is_on_cpu(node) for node in _calls(graph))
+    assert not any(is_device_copy(node, "cuda") for node in _calls(graph))
+
+
+def test_inexact_operations_stay_on_the_cpu() -> None:
+    graph = _graph(_trace(WithTable(8, torch.float32), X))
+    on_cpu = [str(node.target) for node in _calls(graph) if is_on_cpu(node)]
+    assert any("mul" in name for name in on_cpu)
+    assert not _mixes_devices(graph)
+
+
+def test_a_large_table_is_not_copied_for_a_small_part_of_it() -> None:
+    graph = _graph(_trace(WithTable(1 << 20), X))
+    (copy,) = [node for node in _calls(graph) if "to_device" in str(node.target)]
+    (copied,) = copy.args[0]  # type: ignore[misc]
+    assert copied.meta["val"].numel() == 8  # type: ignore[union-attr]
+
+
+def test_constants_are_made_on_the_gpu() -> None:
+    observation = _trace(lambda x: x + torch.arange(8).to(x.device), X)
+    graph = _graph(observation)
+    assert _names(observation) == {"constants"}
+    assert not any(is_on_cpu(node) for node in _calls(graph))
+
+
+def test_what_is_computed_of_constants_alone_is_computed_once() -> None:
+    observation = _trace(lambda x: x + torch.linspace(0, 1, 8).exp().to(x.device), X)
+    graph = _graph(observation)
+    assert _names(observation) == {"constants"}
+    assert not any("exp" in str(node.target) for node in _calls(graph))
+    (constant,) = [node for node in graph.nodes if node.op == "get_attr"]
+    kept = getattr(graph.owning_module, str(constant.target))
+    assert torch.equal(kept.cpu(), torch.linspace(0, 1, 8).exp())
+
+
+def test_a_returned_constant_stays_on_the_cpu() -> None:
+    graph = _graph(_trace(lambda x: (x + 1, torch.arange(4)), X))
+    (output,) = graph.find_nodes(op="output")
+    (kept,) = [node for node in output.all_input_nodes if is_on_cpu(node)]
+    assert "keep_on_cpu" in str(kept.target)
+
+
+def test_a_scalar_used_by_both_is_copied_and_kept() -> None:
+    observation = _trace(lambda x, s: (x * s, s + 1), X, SCALAR)
+    (output,) = _graph(observation).find_nodes(op="output")
+    devices = {node.meta["val"].device.type for node in output.all_input_nodes}
+    assert devices == {"cpu", "cuda"}
+    assert not _mixes_devices(_graph(observation))
+
+
+def test_cpu_outputs_come_last() -> None:
+    observation = _trace(lambda x: (x.sin().sum().cpu() * 2, x.cos().exp().sum(0)), X)
+    nodes = _calls(_graph(observation))
+    assert _names(observation) == {"cpu_outputs"}
+    first_on_cpu = next(i for i, node in enumerate(nodes) if is_on_cpu(node))
+    assert not any(is_on_gpu(node) for node in nodes[first_on_cpu:])
+
+
+def test_a_round_trip_over_the_cpu_is_left_out() -> None:
+    graph = _graph(_trace(lambda x: x.sum().cpu().to(x.device) + x, X))
+    assert not any(is_on_cpu(node) for node in _calls(graph))
+
+
+def test_work_on_the_cpu_between_gpu_work_stays() -> None:
+    graph = _graph(_trace(lambda x: x.sum().cpu().exp().to(x.device) + x, X))
+    assert any(is_on_cpu(node) and "exp" in str(node.target) for node in _calls(graph))
+
+
+def test_a_small_pure_conditional_is_inlined() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)).exp()
+
+    observation = _trace(function, X)
+    assert _names(observation) == {"conditionals"}
+    targets = [str(node.target) for node in _calls(_graph(observation))]
+    assert any("where" in name for name in targets)
+    assert not any("cond" in name for name in targets)
+
+
+def test_a_random_conditional_stays() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: nn.functional.dropout(a, 0.5), lambda a: a.cos(), (x,))
+
+    targets = [str(node.target) for node in _calls(_graph(_trace(function, X)))]
+    assert any("cond" in name for name in targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "args"),
+    [
+        ("cpu_scalars", lambda x, s: x * s, (X, SCALAR)),
+        ("cpu_tensors", WithTable(8), (X,)),
+        ("constants", lambda x: x + torch.arange(8).to(x.device), (X,)),
+        ("cpu_outputs", lambda x: (x.sum().cpu(), x.cos().sum()), (X,)),
+        (
+            "conditionals",
+            lambda x: torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)),
+            (X,),
+        ),
+    ],
+)
+def test_each_can_be_switched_off(name: str, function: Callable[..., Any], args: Any) -> None:
+    assert name in _names(_trace(function, *args))
+    others = [other for other in TRANSFORMS if other != name]
+    assert name not in _names(_trace(function, *args, transforms=others))
+
+
+def test_values_are_what_they_were() -> None:
+    """The operators themselves, on the CPU."""
+    from pygraph import ops  # noqa: F401
+
+    hosts = [torch.randn(3, 4).t(), torch.tensor(2.0, dtype=torch.float64), torch.arange(5)]
+    copies = torch.ops.pygraph.to_device(hosts, torch.device("cpu"), [0])
+    for host, copy in zip(hosts, copies, strict=True):
+        assert torch.equal(host, copy)
+        assert copy.is_contiguous()
+    kept = torch.ops.pygraph.keep_on_cpu(hosts[0])
+    assert torch.equal(kept, hosts[0])
+    assert kept.data_ptr() != hosts[0].data_ptr()
