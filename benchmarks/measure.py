@@ -21,9 +21,11 @@ from typing import Any
 import torch
 import torch._inductor.cudagraph_trees
 import torch._inductor.utils
+from torch.utils._pytree import tree_leaves
 
 import pygraph
 from benchmarks.workloads import Inputs, Workload
+from pygraph.explanation.profile import profile_kernels
 
 VARIANTS = ("eager", "inductor", "inductor+graphs", "pygraph", "hand-made graph")
 _WARM_UP = 4
@@ -46,6 +48,7 @@ class Row:
     peak_mib: float  # device memory in use after calls, model and inputs included, CUDA context not
     compile_peak_mib: float  # the same from compilation to the fourth call
     compile_s: float  # from torch.compile to the end of the fourth call
+    in_graphs: float  # share of the kernels of one call that ran in graphs
     rel_err: float  # largest difference from uncaptured Inductor / its largest value
 
 
@@ -54,7 +57,7 @@ class Variant:
 
     def __init__(self, name: str, workload: Workload, module: torch.nn.Module) -> None:
         self.name = name
-        self.row = Row(workload.name, workload.mode, workload.batch, name, *[0.0] * 8)
+        self.row = Row(workload.name, workload.mode, workload.batch, name, *[0.0] * 9)
         self._training = workload.mode == "training"
         self._module = module
         self.model: Callable[..., Any] = _compile(name, module)
@@ -133,11 +136,13 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
             with _cache_folder(caches, name):
                 variant = _make(name, workload, module, inputs)
                 variant.row = row
-                for i in range(_WARM_UP):
+                for i in range(workload.warm_up):
                     variant.step(inputs[i % len(inputs)])
             ready.append(variant)
     _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
+    for variant in ready:
+        variant.row.in_graphs = _share_in_graphs(variant, inputs[0])
     for graph in pygraph.stats():
         if graph.state == "refused":
             print(f"  {workload.key}: {graph.name} uncaptured: {graph.reason}", flush=True)
@@ -259,6 +264,11 @@ def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
     return max(4, min(500, int(_BLOCK_SECONDS / ((time.perf_counter() - start) / 5))))
 
 
+def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
+    kernels = profile_kernels(lambda: variant.step(inputs))
+    return sum(k.launch is not None for k in kernels) / len(kernels) if kernels else float("nan")
+
+
 def _compare_results(variants: list[Variant], inputs: list[Inputs]) -> None:
     """The first result of the step, from equal seeds, against uncaptured Inductor's."""
     results: dict[str, torch.Tensor] = {}
@@ -268,16 +278,16 @@ def _compare_results(variants: list[Variant], inputs: list[Inputs]) -> None:
             results[variant.name] = _first_tensor(variant.step(inputs[0])).detach().float().clone()
     reference = results.get("inductor")
     for variant in variants:
-        if reference is None or variant.name not in results:
+        result = results.get(variant.name)
+        if reference is None or result is None or result.shape != reference.shape:
             variant.row.rel_err = float("nan")
             continue
         scale = reference.abs().max().clamp_min(1e-30)
-        variant.row.rel_err = float((results[variant.name] - reference).abs().max() / scale)
+        variant.row.rel_err = float((result - reference).abs().max() / scale)
 
 
 def _first_tensor(output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
-        return output
-    values = output.values() if hasattr(output, "values") else output
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    is_mapping = hasattr(output, "keys") and hasattr(output, "values")  # transformers' outputs
+    values = list(output.values()) if is_mapping else output
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return max(tensors, key=lambda t: t.numel())

@@ -116,7 +116,7 @@ def main() -> int:
                 f"    {row['backend']:<16} {row['us']:>10.1f} us  latency {row['latency_us']:>10.1f}"
                 f"  host {row['host_us']:>9.1f}  peak {row['peak_mib']:>8.0f} MiB"
                 f"  compile {row['compile_s']:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
-                f"  err {row['rel_err']}"
+                f"  in graphs {row['in_graphs']:.3f}  err {row['rel_err']}"
             )
         console.print(f"    ({time.perf_counter() - started:.0f} s)", highlight=False)
     table = markdown(document)

@@ -19,8 +19,9 @@ def markdown(document: dict[str, Any]) -> str:
         "(latency with a synchronize per call), then device memory in MiB.",
         "",
         "| Workload | Batch | Inductor | + graphs | PyGraph | hand-made graph "
-        "| speed-up over the better of both | MiB: Inductor | + graphs | PyGraph | Difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| speed-up over the better of both | MiB: Inductor | + graphs | PyGraph "
+        "| kernels in graphs: + graphs | PyGraph | Difference |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in document["rows"]:
@@ -35,16 +36,21 @@ def markdown(document: dict[str, Any]) -> str:
         baselines = [rows[c]["us"] for c in _COLUMNS[:2] if c in rows]
         gain = f"{min(baselines) / own['us']:.2f}" if baselines else "-"
         memory = [_mib(rows.get(c)) for c in _COLUMNS[:3]]
+        shares = [_share(rows.get(c)) for c in _COLUMNS[1:3]]
         error = own["rel_err"]
         lines.append(
             f"| {workload}, {mode} | {own['batch']} | {' | '.join(times)} | {gain} "
-            f"| {' | '.join(memory)} | {'0' if error == 0 else f'{error:.1e}'} |"
+            f"| {' | '.join(memory)} | {' | '.join(shares)} | {'0' if error == 0 else f'{error:.1e}'} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def _mib(row: dict[str, Any] | None) -> str:
     return "-" if row is None or row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+
+
+def _share(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or row.get("in_graphs") is None else f"{row['in_graphs']:.1%}"
 
 
 if __name__ == "__main__":

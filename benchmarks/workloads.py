@@ -13,6 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.cpu_models import (
+    ClipOnTheCpu,
+    Decoder,
+    MaskRCNN,
+    SpeechTransformer,
+    XlnetWithCpuPositions,
+)
+
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -26,6 +34,7 @@ class Workload:
     build: Callable[[], nn.Module]
     make_inputs: Callable[[int], Inputs]  # batch -> inputs on the GPU
     input_sets: int = 4
+    warm_up: int = 4  # calls before the timing; more where shapes vary and are recorded late
 
     @property
     def key(self) -> str:
@@ -130,6 +139,30 @@ def _models(mode: str, batch: int, image_batch: int) -> list[Workload]:
     ]
 
 
+def _ids(batch: int) -> Inputs:
+    return (torch.randint(0, 30000, (batch, 128), device="cuda"),), {}
+
+
+def _speech(batch: int) -> Inputs:
+    speech = torch.randn(batch, 204, 320, device="cuda")
+    return (speech, torch.randint(0, 4233, (batch, 22), device="cuda")), {}
+
+
+def _text_and_image(batch: int) -> Inputs:
+    ids = torch.randint(0, 49000, (batch, 77), device="cuda")
+    return (ids, torch.randn(batch, 3, 224, 224, device="cuda")), {}
+
+
+def _photo(_: int) -> Inputs:
+    return (torch.rand(3, 480, 640, device="cuda"),), {}
+
+
+def _decoder_state(batch: int) -> Inputs:
+    token = torch.randint(0, 50257, (batch, 1), device="cuda")
+    cache = torch.zeros(12, 2, batch, 12, 256, 64, device="cuda")
+    return (token, torch.tensor([17], device="cuda"), cache), {}
+
+
 WORKLOADS: list[Workload] = [
     Workload(
         "chain_16x1KB",
@@ -154,5 +187,10 @@ WORKLOADS: list[Workload] = [
         lambda batch: ((torch.rand(batch, 197951, device="cuda"),), {}),
     ),
     *_models("inference", 1, 1),
+    Workload("xlnet_cpu", "inference", 1, XlnetWithCpuPositions, _ids),
+    Workload("speech_transformer", "inference", 1, SpeechTransformer, _speech),
+    Workload("clip", "inference", 1, ClipOnTheCpu, _text_and_image),
+    Workload("mask_rcnn", "inference", 1, MaskRCNN, _photo, input_sets=2, warm_up=150),
+    Workload("gpt2_decode", "inference", 1, Decoder, _decoder_state),
     *_models("training", 8, 16),
 ]

@@ -1,30 +1,27 @@
-// Operators that PyGraph's code transformations put into programs.
+// Operators that PyGraph's code transformations put into programs. None waits for the GPU, and the
+// caller may change the CPU tensors as soon as the call returns.
 //
-//   pygraph::to_device(Tensor[] hosts, Device device, int[] constant) -> Tensor[]
-//     The CPU tensors on the GPU, in one asynchronous copy through pinned memory: nothing waits for
-//     the GPU, and the caller may change the tensors as soon as the call returns. The results are
-//     contiguous views of one block. `constant` are positions of tensors that belong to a module:
-//     where such a tensor is large it is copied only when it has changed.
+//   pygraph::to_device(Tensor host, Device device, bool constant) -> Tensor
+//     The CPU tensor on the GPU, contiguous, by an asynchronous copy through pinned memory.
+//     `constant`: it belongs to a module; where it is large it is copied only when it has changed.
+//   pygraph::scalars_to_device(Tensor[] scalars, Device device) -> Tensor
+//     0-d CPU tensors of one dtype as one vector on the GPU, in one such copy.
 //   pygraph::keep_on_cpu(Tensor x) -> Tensor
-//     A copy of x. Marks a value that the user gets on the CPU, as Inductor moves constants that
-//     are returned to the GPU (PyTorch 2.11).
+//     A copy of x. Marks a value that must stay on the CPU: Inductor moves constants that are
+//     returned and numbers that the CPU goes on computing with to the GPU (PyTorch 2.11).
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 
 namespace pygraph {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 // Smaller constants are copied along with everything else: that costs less than looking them up.
 constexpr uint64_t kSmallestKept = uint64_t{64} << 10;
-
-int64_t align_up(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // GPU copies of large constants, as long as the constants live. Thread-safe.
 class ConstantCache {
@@ -74,36 +71,36 @@ ConstantCache& constant_cache() {
   return *cache;
 }
 
-std::vector<at::Tensor> to_device(at::TensorList hosts, c10::Device device,
-                                  at::IntArrayRef constant) {
-  std::vector<at::Tensor> results(hosts.size());
-  for (const int64_t i : constant) {
+at::Tensor staging_like(at::IntArrayRef sizes, const at::Tensor& like, c10::Device device) {
+  return at::empty(sizes, like.options().pinned_memory(device.is_cuda()));
+}
+
+// PyTorch's allocator of pinned memory hands the staging block out again only after the copy.
+at::Tensor send(const at::Tensor& staging, c10::Device device) {
+  return staging.to(device, /*non_blocking=*/true);
+}
+
+at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) {
+  if (constant) {
     // A copy on the GPU, as compiled code may reuse the memory of what it gets.
-    if (auto kept = constant_cache().find_or_copy(hosts[i], device)) results[i] = kept->clone();
+    if (auto kept = constant_cache().find_or_copy(host, device)) return kept->clone();
   }
-  int64_t total = 0;
-  std::vector<int64_t> offsets(hosts.size());
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    offsets[i] = total;
-    if (!results[i].defined()) total += align_up(static_cast<int64_t>(hosts[i].nbytes()));
+  const at::Tensor staging = staging_like(host.sizes(), host, device);
+  staging.copy_(host);
+  return send(staging, device);
+}
+
+at::Tensor scalars_to_device(at::TensorList scalars, c10::Device device) {
+  const auto count = static_cast<int64_t>(scalars.size());
+  const at::Tensor staging = staging_like({count}, scalars[0], device);
+  const size_t size = staging.itemsize();
+  for (int64_t i = 0; i < count; ++i) {
+    TORCH_CHECK(scalars[i].dim() == 0 && scalars[i].dtype() == staging.dtype(),
+                "pygraph::scalars_to_device takes 0-d tensors of one dtype");
+    std::memcpy(static_cast<std::byte*>(staging.mutable_data_ptr()) + i * size,
+                scalars[i].const_data_ptr(), size);
   }
-  const auto bytes = at::TensorOptions().dtype(at::kByte);
-  const at::Tensor staging = at::empty({total}, bytes.pinned_memory(device.is_cuda()));
-  const auto part = [&](const at::Tensor& block, size_t i) {
-    const at::Tensor& like = hosts[i];
-    return block.narrow(0, offsets[i], static_cast<int64_t>(like.nbytes()))
-        .view(like.scalar_type())
-        .view(like.sizes());
-  };
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    if (!results[i].defined()) part(staging, i).copy_(hosts[i]);
-  }
-  // PyTorch's allocator of pinned memory hands the block out again only after the copy.
-  const at::Tensor block = staging.to(device, /*non_blocking=*/true);
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    if (!results[i].defined()) results[i] = part(block, i);
-  }
-  return results;
+  return send(staging, device);
 }
 
 at::Tensor keep_on_cpu(const at::Tensor& x) {
@@ -114,11 +111,13 @@ at::Tensor keep_on_cpu(const at::Tensor& x) {
 }  // namespace pygraph
 
 TORCH_LIBRARY(pygraph, m) {
-  m.def("to_device(Tensor[] hosts, Device device, int[] constant) -> Tensor[]");
+  m.def("to_device(Tensor host, Device device, bool constant) -> Tensor");
+  m.def("scalars_to_device(Tensor[] scalars, Device device) -> Tensor");
   m.def("keep_on_cpu(Tensor x) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(pygraph, CPU, m) {
   m.impl("to_device", &pygraph::to_device);
+  m.impl("scalars_to_device", &pygraph::scalars_to_device);
   m.impl("keep_on_cpu", &pygraph::keep_on_cpu);
 }

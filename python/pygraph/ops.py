@@ -7,16 +7,19 @@ import torch
 from pygraph import runtime
 
 # Inductor must leave these outside of graphs: they read CPU memory.
-OUTSIDE_OF_GRAPHS = ["pygraph::to_device"]
+OUTSIDE_OF_GRAPHS = ["pygraph::to_device", "pygraph::scalars_to_device"]
 
 runtime.engine()  # registers the operators
 
 
 @torch.library.register_fake("pygraph::to_device")  # type: ignore[untyped-decorator]
-def _to_device(
-    hosts: list[torch.Tensor], device: torch.device, constant: list[int]
-) -> list[torch.Tensor]:
-    return [torch.empty(host.shape, dtype=host.dtype, device=device) for host in hosts]
+def _to_device(host: torch.Tensor, device: torch.device, constant: bool) -> torch.Tensor:
+    return torch.empty(host.shape, dtype=host.dtype, device=device)
+
+
+@torch.library.register_fake("pygraph::scalars_to_device")  # type: ignore[untyped-decorator]
+def _scalars_to_device(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return torch.empty(len(scalars), dtype=scalars[0].dtype, device=device)
 
 
 @torch.library.register_fake("pygraph::keep_on_cpu")  # type: ignore[untyped-decorator]

@@ -146,15 +146,11 @@ class Run:
 
     def compare_bits(self) -> Verification:
         """Keeps the outputs of both runs and compares them."""
-        kept = list(self._args)
+        kept = {i: self._args[i] for i in self._visible}
         outputs = list(self._function(self._args))
         offsets = self._current_offsets()
         try:
-            replay_args = self._fresh_args()
-            replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
-            if not failure:
-                expected = self._results(outputs, kept)
-                failure = self._compare(expected, self._results(replayed, replay_args))
+            failure = self._compare_with_replay(outputs, kept)
         except Exception as error:  # the call has its result; nothing here may take it away
             failure = _describe(error)
         finally:
@@ -227,18 +223,26 @@ class Run:
             return replayed, "verification failed: the graph writes to memory it was recorded with"
         return replayed, ""
 
-    def _compare(self, expected: list[torch.Tensor], replayed: list[torch.Tensor]) -> str:
-        different = [
-            i for i, (a, b) in enumerate(zip(expected, replayed, strict=True)) if not same_bits(a, b)
-        ]
+    def _compare_with_replay(self, outputs: Sequence[Any], kept: dict[int, Any]) -> str:
+        replay_args = self._fresh_args()
+        replay_outputs, failure = self._replay(replay_args, _ONES, gives_away=True)
+        if failure:
+            return failure
+        expected = self._results(outputs, kept)
+        replayed = self._results(replay_outputs, replay_args)
+        different = {
+            i: replayed[i] for i, result in enumerate(expected) if not same_bits(replayed[i], result)
+        }
+        del replay_outputs, replay_args, replayed  # only what differs is kept from here on
         if not different:
             return ""
-        with_ones, with_zeros = self._replay_again(_ONES), self._replay_again(_ZEROS)
-        samples = [self._run_again() for _ in range(2)]
+        ones, zeros = (self._replay_again(poison, different) for poison in (_ONES, _ZEROS))
+        samples = [self._run_again(different) for _ in range(2)]
 
         def is_outside(i: int) -> bool:
-            unused = unwritten(with_ones[i], with_zeros[i])
-            masked = [t[i].masked_fill(unused, 0) for t in (replayed, expected, *samples)]
+            unused = unwritten(ones[i], zeros[i])
+            tensors = (different[i], expected[i], *(sample[i] for sample in samples))
+            masked = [t.masked_fill(unused, 0) for t in tensors]
             return not is_within_spread(masked[0], masked[1], masked[2:])
 
         outside = [i for i in different if is_outside(i)]
@@ -249,23 +253,28 @@ class Run:
             f"uncaptured run, first is result {outside[0]}"
         )
 
-    def _replay_again(self, poison: int) -> list[torch.Tensor]:
+    def _replay_again(self, poison: int, wanted: Iterable[int]) -> dict[int, torch.Tensor]:
         args = self._fresh_args()
         replayed, failure = self._replay(args, poison, gives_away=False)
         if failure:
             raise RuntimeError(failure)
-        return self._results(replayed, args)
+        results = self._results(replayed, args)
+        return {i: results[i] for i in wanted}
 
-    def _run_again(self) -> list[torch.Tensor]:
+    def _run_again(self, wanted: Iterable[int]) -> dict[int, torch.Tensor]:
         args = self._fresh_args()
-        kept = list(args)
+        kept = {i: args[i] for i in self._visible}
         self._set_offsets(self._offsets)
-        return self._results(self._function(args), kept)
+        results = self._results(self._function(args), kept)
+        return {i: results[i] for i in wanted}
 
     def _fresh_args(self) -> list[Any]:
         return _clone_shared_storages(self._pristine, self._overwritten)
 
-    def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor]:
+    def _results(
+        self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
+    ) -> list[torch.Tensor]:
+        """Everything that somebody will see: the outputs, then the inputs that were written."""
         written = [args[i] for i in self._visible]
         return [t.cuda() for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
 

@@ -41,7 +41,7 @@ def _mixes_devices(graph: fx.Graph) -> bool:
     return any(
         is_on_gpu(node) and any(is_on_cpu(a) for a in node.all_input_nodes)
         for node in _calls(graph)
-        if "pygraph.to_device" not in str(node.target)
+        if "pygraph." not in str(node.target)
     )
 
 
@@ -51,7 +51,7 @@ def test_a_cpu_scalar_is_copied_before_the_graph(number: Any) -> None:
     graph = _graph(observation)
     assert _names(observation) == {"cpu_scalars"}
     assert not _mixes_devices(graph)
-    assert "pygraph.to_device" in str(_calls(graph)[0].target)
+    assert "pygraph.scalars_to_device" in str(_calls(graph)[0].target)
     assert [note.where.rsplit("/", 1)[-1].split(":")[0] for note in observation.applied] == [
         "test_transforms.py"
     ]
@@ -105,8 +105,7 @@ def test_inexact_operations_stay_on_the_cpu() -> None:
 def test_a_large_table_is_not_copied_for_a_small_part_of_it() -> None:
     graph = _graph(_trace(WithTable(1 << 20), X))
     (copy,) = [node for node in _calls(graph) if "to_device" in str(node.target)]
-    (copied,) = copy.args[0]  # type: ignore[misc]
-    assert copied.meta["val"].numel() == 8  # type: ignore[union-attr]
+    assert copy.args[0].meta["val"].numel() == 8  # type: ignore[union-attr]
 
 
 def test_constants_are_made_on_the_gpu() -> None:
@@ -202,11 +201,23 @@ def test_values_are_what_they_were() -> None:
     """The operators themselves, on the CPU."""
     from pygraph import ops  # noqa: F401
 
-    hosts = [torch.randn(3, 4).t(), torch.tensor(2.0, dtype=torch.float64), torch.arange(5)]
-    copies = torch.ops.pygraph.to_device(hosts, torch.device("cpu"), [0])
-    for host, copy in zip(hosts, copies, strict=True):
+    cpu = torch.device("cpu")
+    for host in (torch.randn(3, 4).t(), torch.arange(5), torch.empty(0), torch.tensor(True)):
+        copy = torch.ops.pygraph.to_device(host, cpu, True)
         assert torch.equal(host, copy)
         assert copy.is_contiguous()
-    kept = torch.ops.pygraph.keep_on_cpu(hosts[0])
-    assert torch.equal(kept, hosts[0])
-    assert kept.data_ptr() != hosts[0].data_ptr()
+        kept = torch.ops.pygraph.keep_on_cpu(host)
+        assert torch.equal(kept, host)
+        assert kept.numel() == 0 or kept.data_ptr() != host.data_ptr()
+    scalars = [torch.tensor(2.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)]
+    both = torch.ops.pygraph.scalars_to_device(scalars, cpu)
+    assert torch.equal(both, torch.tensor([2.0, 3.0], dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="0-d tensors of one dtype"):
+        torch.ops.pygraph.scalars_to_device([*scalars, torch.tensor(1)], cpu)
+
+
+def test_a_scalar_that_the_cpu_computes_with_stays_there() -> None:
+    """PyTorch 2.11 would move it to the GPU, and the CPU's operation with it."""
+    graph = _graph(_trace(lambda x, s: x * (s * 0.5).exp(), X, SCALAR))
+    (scalar,) = [node for node in graph.find_nodes(op="placeholder") if is_on_cpu(node)]
+    assert all("pygraph" in str(user.target) for user in scalar.users)

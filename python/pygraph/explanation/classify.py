@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from pygraph.observe import Cut
+from pygraph.ops import OUTSIDE_OF_GRAPHS
 from pygraph.transforms.rewrite import is_device_copy, is_on_gpu, source_line, tensors_of
 
 aten = torch.ops.aten
@@ -58,15 +59,14 @@ def classify(node: fx.Node) -> tuple[Kind, Cut | None]:
     if not isinstance(target, torch._ops.OpOverload):
         return Kind.NOTHING, None
     name = target._schema.name
-    if name == "pygraph::to_device":
-        count = len(node.args[0])  # type: ignore[arg-type]
-        noun = "tensor is" if count == 1 else f"{count} tensors are"
-        return _gap(node, f"{noun} copied to the GPU before the graph", "copy")
+    if name in OUTSIDE_OF_GRAPHS:
+        noun = "a tensor is" if name == "pygraph::to_device" else "numbers are"
+        return _gap(node, f"{noun} copied from the CPU before the graph", "copy")
     if name == "pygraph::keep_on_cpu":
         return Kind.GAP, None
     if target in _ITEM:
         return _gap(node, "a number is read back from the GPU (.item())", "item")
-    if _has_data_dependent_shape(target):
+    if node.meta.get("unbacked_bindings"):
         return _gap(node, f"the shape of {name} depends on data", "shape")
     if is_device_copy(node, "cpu"):
         return _gap(node, "a copy from the GPU to the CPU", "to_cpu")
@@ -82,13 +82,16 @@ def classify(node: fx.Node) -> tuple[Kind, Cut | None]:
 def segments(graph: fx.Graph) -> list[Segment]:
     """The program as graphs and gaps, in an order with few changes between them.
 
-    Each turn runs all that is ready and can be captured, then all that is ready and cannot; the
-    compiler's scheduler does the same.
+    Each turn runs all that is ready and can be captured, then all that is ready and cannot, or the
+    other way round; the compiler's scheduler does the same.
     """
+    return min((_schedule(graph, first) for first in (Kind.GAP, Kind.GRAPH)), key=len)
+
+
+def _schedule(graph: fx.Graph, turn: Kind) -> list[Segment]:
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
     ready = [node for node, count in waiting.items() if count == 0]
     result: list[Segment] = []
-    turn = Kind.GRAPH
     while ready:
         taken: list[fx.Node] = []
         progressed = True
@@ -122,8 +125,3 @@ def cuts(graph: fx.Graph) -> list[Cut]:
 
 def _gap(node: fx.Node, reason: str, remedy: str) -> tuple[Kind, Cut]:
     return Kind.GAP, Cut("cut", reason, source_line(node), _REMEDIES[remedy])
-
-
-def _has_data_dependent_shape(target: torch._ops.OpOverload) -> bool:
-    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-    return any(tag in target.tags for tag in tags)

@@ -10,7 +10,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraph.transforms.conditionals import inline_conditionals
-from pygraph.transforms.outputs import keep_cpu_outputs, sink_cpu_outputs
+from pygraph.transforms.outputs import keep_cpu_values, sink_cpu_outputs
 from pygraph.transforms.placement import Placement
 from pygraph.transforms.rewrite import Applied, gpu_of
 
@@ -69,6 +69,6 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         graph.eliminate_dead_code()
         if "cpu_outputs" in self.enabled:
             applied += sink_cpu_outputs(graph)
-        keep_cpu_outputs(graph)
+        keep_cpu_values(graph)
         graph.lint()  # type: ignore[no-untyped-call]
         return list(dict.fromkeys(applied))

@@ -13,6 +13,7 @@ from pygraph.transforms.rewrite import (
     is_on_cpu,
     is_on_gpu,
     is_pure,
+    last_placeholder,
     output_of,
     source_line,
     value_of,
@@ -45,12 +46,20 @@ def sink_cpu_outputs(graph: fx.Graph) -> list[Applied]:
     return applied
 
 
-def keep_cpu_outputs(graph: fx.Graph) -> None:
-    """Marks CPU results that Inductor would move to the GPU: constants, and 0-d inputs.
+def keep_cpu_values(graph: fx.Graph) -> None:
+    """Marks CPU values that Inductor would move to the GPU though the CPU needs them.
 
-    PyTorch 2.11 does so when graph partition is on: ``return y, torch.arange(4)`` gives a GPU tensor.
+    PyTorch 2.11 does so when graph partition is on: ``return y, torch.arange(4)`` gives a GPU tensor,
+    and a number on the CPU that another CPU operation uses moves away from it.
     """
     output = output_of(graph)
+    for scalar in graph.find_nodes(op="placeholder"):
+        users = [user for user in scalar.users if is_on_cpu(user) and is_pure(user)]
+        if is_on_cpu(scalar) and value_of(scalar).dim() == 0 and users:
+            with graph.inserting_after(last_placeholder(graph)):
+                kept = add_call(graph, torch.ops.pygraph.keep_on_cpu.default, (scalar,), like=users[0])
+            for user in users:
+                user.replace_input_with(scalar, kept)
     movable: set[fx.Node] = set()
     for node in graph.nodes:
         if not is_on_cpu(node):

@@ -7,7 +7,7 @@ the value's *GPU version* is made, by the first rule that fits:
     a constant (arange of integers, ...) the same constant, made on the GPU
     computed from constants alone        computed once, now, on the CPU; kept on the GPU
     an exact operation                   the same operation on the GPU versions of its operands
-    anything else                        one asynchronous copy before the graph (pygraph::to_device)
+    anything else                        an asynchronous copy, before the graph where that is possible
 
 Exact are operations whose result has the same bits on every device: views, selections, integer and
 boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a product and a sum.
@@ -15,7 +15,6 @@ boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,7 +54,6 @@ _INTEGER_ARITHMETIC = {
     *(aten.minimum.default, aten.maximum.default, aten.clamp.default),
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_not.default),
     *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default),
-    torch.ops.prims.convert_element_type.default,
 }
 _CONSTRUCTORS = {
     *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
@@ -223,10 +221,10 @@ class Placement:
         if value in self._early:
             self._copied.append((value, stand_in))
             return stand_in
-        (copy,) = self._replace_stand_ins([(value, stand_in)], value)
-        return copy
+        return self._replace_stand_in(value, stand_in, stand_in)
 
     def _add_copies(self) -> None:
+        """One copy for all early scalars of a dtype, one for each other early value."""
         if not self._copied:
             return
         # What the copied values are computed from depends on no GPU work: it can come first.
@@ -236,28 +234,35 @@ class Placement:
             if node in ancestors and node.op != "placeholder":
                 anchor.append(node)
                 anchor = node
-        self._replace_stand_ins(self._copied, anchor)
+        scalars: dict[torch.dtype, list[tuple[fx.Node, fx.Node]]] = {}
+        for value, stand_in in self._copied:
+            if value_of(value).dim() == 0:
+                scalars.setdefault(value_of(value).dtype, []).append((value, stand_in))
+            else:
+                anchor = self._replace_stand_in(value, stand_in, anchor)
+        for pairs in scalars.values():
+            anchor = self._replace_scalars(pairs, anchor)
 
-    def _replace_stand_ins(
-        self, pairs: list[tuple[fx.Node, fx.Node]], anchor: fx.Node
-    ) -> list[fx.Node]:
-        values = [value for value, _ in pairs]
-        constant = [i for i, value in enumerate(values) if value in self._constant]
-        if anchor.op == "placeholder":
-            anchor = last_placeholder(self._graph)
+    def _replace_stand_in(self, value: fx.Node, stand_in: fx.Node, anchor: fx.Node) -> fx.Node:
         with self._graph.inserting_after(anchor):
-            to_device = torch.ops.pygraph.to_device.default
-            copies = add_call(self._graph, to_device, (values, self._gpu, constant), like=pairs[0][1])
-        previous = copies
-        results = []
+            args = (value, self._gpu, value in self._constant)
+            copy = add_call(self._graph, torch.ops.pygraph.to_device.default, args, like=stand_in)
+        stand_in.replace_all_uses_with(copy)
+        self._graph.erase_node(stand_in)
+        return copy
+
+    def _replace_scalars(self, pairs: list[tuple[fx.Node, fx.Node]], anchor: fx.Node) -> fx.Node:
+        with self._graph.inserting_after(anchor):
+            args = ([value for value, _ in pairs], self._gpu)
+            target = torch.ops.pygraph.scalars_to_device.default
+            anchor = copies = add_call(self._graph, target, args, like=pairs[0][1])
         for i, (_, stand_in) in enumerate(pairs):
-            with self._graph.inserting_after(previous):
-                copy = add_call(self._graph, operator.getitem, (copies, i), like=stand_in)
-            previous = copy
+            with self._graph.inserting_after(anchor):
+                select = aten.select.int
+                anchor = copy = add_call(self._graph, select, (copies, 0, i), like=stand_in)
             stand_in.replace_all_uses_with(copy)
             self._graph.erase_node(stand_in)
-            results.append(copy)
-        return results
+        return anchor
 
     def _nodes_before_the_gpu(self) -> set[fx.Node]:
         """Nodes that can run before all GPU work: nothing on the GPU is among their ancestors."""
@@ -307,6 +312,10 @@ def _is_exact(node: fx.Node) -> bool:
         return True
     operands = [value_of(a) for a in node.all_input_nodes]
     values: list[Any] = [value_of(node), *operands]
+    if node.target is torch.ops.prims.convert_element_type.default:
+        # Between floats every device rounds to nearest; from floats to integers they may differ.
+        source, result = (v.is_floating_point() for v in (operands[0], values[0]))
+        return bool(source == result) or bool(result)
     return node.target in _INTEGER_ARITHMETIC and all(
         not isinstance(v, torch.Tensor) or not (v.is_floating_point() or v.is_complex()) for v in values
     )
