@@ -140,21 +140,36 @@ void check_supported(const std::vector<Argument>& arguments) {
   }
 }
 
-std::string signature_of(const std::vector<Argument>& arguments) {
+static void append_bytes(std::string& signature, const void* data, size_t size) {
+  signature.append(static_cast<const char*>(data), size);
+}
+
+static void append_argument(std::string& signature, PyObject* object, c10::Device device) {
+  const auto append = [&](auto value) { append_bytes(signature, &value, sizeof value); };
+  if (THPVariable_Check(object)) {
+    const at::Tensor& tensor = unpack_tensor(object);
+    if (tensor.device() == device && is_plain(tensor)) {
+      append(tensor.numel() == 0 ? ArgumentKind::kEmptyTensor : ArgumentKind::kTensor);
+      append(tensor.scalar_type());
+      append(static_cast<uint8_t>(tensor.dim()));
+      append_bytes(signature, tensor.sizes().data(), tensor.dim() * sizeof(int64_t));
+      append_bytes(signature, tensor.strides().data(), tensor.dim() * sizeof(int64_t));
+      if (tensor.numel() > 0) append(alignment_class(address_of(tensor)));
+      return;
+    }
+  }
+  const Argument argument = describe_argument(object, device);
+  append(argument.kind);
+  append(argument.integer);
+  append(argument.real);
+  signature += argument.reason;
+}
+
+std::string signature_of(PyObject* list, c10::Device device) {
   std::string signature;
-  const auto append = [&](auto value) {
-    signature.append(reinterpret_cast<const char*>(&value), sizeof value);
-  };
-  for (const Argument& argument : arguments) {
-    append(argument.kind);
-    append(argument.dtype);
-    append(argument.sizes.size());
-    for (const int64_t size : argument.sizes) append(size);
-    for (const int64_t stride : argument.strides) append(stride);
-    append(argument.alignment);
-    append(argument.integer);
-    append(argument.real);
-    signature += argument.reason;
+  signature.reserve(64 * PyList_GET_SIZE(list));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    append_argument(signature, PyList_GET_ITEM(list, i), device);
   }
   return signature;
 }

@@ -131,7 +131,7 @@ PYBIND11_MODULE(_engine, m) {
   m.def("driver_version", &driver_version);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("signature", [](const py::list& arguments, int device) {
-    return py::bytes(signature_of(describe_arguments(arguments.ptr(), cuda_device(device))));
+    return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));
   });
   bind_captured_graph(m);
   bind_recording_pair(m);

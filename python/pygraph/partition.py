@@ -32,9 +32,12 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 # Signatures remembered after one call. Shapes that never come back must not fill the memory.
 _MAX_SEEN = 4096
-# So many signatures are recorded at their second call. With more, the shapes vary, and a recording
-# must first have been worth it: see _is_worth_recording.
+# So many signatures are recorded at their second call; for the others a recording must first have
+# been worth it, see _is_worth_recording. Integer arguments mean that the compiler was told, or has
+# seen, that shapes vary.
 _RECORDED_AT_ONCE = 2
+_RECORDED_AT_ONCE_IF_DYNAMIC = 0
+_ASSUMED_RECORDING_SECONDS = 0.05  # before the first recording has shown what it takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Entry:
     state: State = State.UNCAPTURED
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
+    has_numbers: bool = False  # among the arguments
     compare_bits: bool = False  # fingerprints could not decide at the last verification
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
@@ -142,14 +146,19 @@ class Partition:
         Nobody knows how often a shape will come back. Recording it once that has cost what the
         recording costs is never more than twice as slow as knowing the future.
         """
-        if self._recordings < _RECORDED_AT_ONCE:
+        if self._recordings < (
+            _RECORDED_AT_ONCE_IF_DYNAMIC if entry.has_numbers else _RECORDED_AT_ONCE
+        ):
             return True
+        if self._recordings == 0:
+            return entry.uncaptured_seconds >= _ASSUMED_RECORDING_SECONDS
         return entry.uncaptured_seconds * self._recordings >= self._recording_seconds
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
-        entry = Entry(copied_bytes=self._copied_bytes(args))
+        has_numbers = any(isinstance(arg, int) for arg in args)
+        entry = Entry(copied_bytes=self._copied_bytes(args), has_numbers=has_numbers)
         if self._watched >= _RECORDED_AT_ONCE:
             # The same code with other sizes writes the same inputs; watching it costs time.
             outputs = self._uncaptured(args)

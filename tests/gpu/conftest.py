@@ -15,6 +15,7 @@ from pygraph import partition, runtime
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Tests call few times; that varying shapes are recorded late is a test of its own.
     monkeypatch.setattr(partition, "_RECORDED_AT_ONCE", 100)
+    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
     torch.manual_seed(0)

@@ -144,3 +144,32 @@ def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.
     assert entry.state is State.REFUSED
     entry = _record_and_verify(monkeypatch, _Graph(unexplained_words=1), verify_graphs=True)
     assert entry.state is State.CAPTURED
+
+
+def _worth(partition: Partition, **entry: float | bool) -> bool:
+    return partition._is_worth_recording(Entry(**entry))  # type: ignore[arg-type]
+
+
+def test_static_shapes_are_recorded_at_once_and_varying_ones_when_it_pays() -> None:
+    partition = _partition(1, True)
+    assert _worth(partition, has_numbers=False)
+    assert not _worth(partition, has_numbers=True, uncaptured_seconds=0.01)
+    assert _worth(partition, has_numbers=True, uncaptured_seconds=0.06)
+    partition._recordings, partition._recording_seconds = 4, 0.4  # 0.1 s each
+    assert not _worth(partition, uncaptured_seconds=0.09)
+    assert _worth(partition, uncaptured_seconds=0.11)
+    partition.reset()
+    assert _worth(partition, has_numbers=False)
+
+
+def test_a_dynamic_program_is_recorded_after_it_has_cost_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 50 calls of a millisecond, as a recording is assumed to take 50."""
+    partition = _partition(1, True)
+    entry = Entry(has_numbers=True)
+    calls = 0
+    while not partition._is_worth_recording(entry):
+        entry.uncaptured_seconds += 0.001
+        calls += 1
+    assert calls <= 51

@@ -18,6 +18,7 @@ from pygraph.observe import Cut, Observation, observing
 from pygraph.partition import Entry, Partition, State
 
 _WARM_UP = 4
+_LONGEST_WARM_UP = 100
 _ROUNDS = 7
 _LISTED = 40  # refusals; programs with many shapes have as many
 
@@ -40,7 +41,9 @@ def measure(
 
     with observing() as observation:
         compiled = torch.compile(model, backend="pygraph", options=options)
-        for _ in range(_WARM_UP):
+        for i in range(_LONGEST_WARM_UP):
+            if i >= _WARM_UP and not _is_waiting(before):
+                break
             call()
     kernels = profile_kernels(call)
     timing = _time(call)
@@ -57,6 +60,16 @@ def measure(
         strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
         strip_unit="us" if measured else "operations",
         timing=timing,
+    )
+
+
+def _is_waiting(before: set[Partition]) -> bool:
+    """Whether a function that was called more than once is still to be recorded."""
+    return any(
+        entry.state is State.UNCAPTURED and entry.uncaptured_seconds > 0
+        for partition in list(runtime.partitions)
+        if partition not in before
+        for entry in list(partition.entries.values())
     )
 
 
