@@ -7,7 +7,9 @@ import functools
 import torch
 
 _FACTOR = -7046029254386353131  # 2**64 / golden ratio, as a signed integer: odd
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # elements taken at a time
+_LARGE_CHUNK = 1 << 23
+_LARGE = 1 << 28  # tensors beyond this are worth the memory of large chunks
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -15,8 +17,8 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of all elements' bits, each weighted by its position, modulo 2**64.
 
     Returns a 0-d int64 tensor on the tensor's device; nothing waits for the device. Equal for equal
-    bits whatever the order of the additions. Takes 16 MiB, half of it until
-    :func:`forget`; reads non-contiguous tensors through a copy.
+    bits whatever the order of the additions. Takes 16 MiB (128 for tensors of over 2**28 elements),
+    half of it until :func:`forget`; reads non-contiguous tensors through a copy.
 
     Made of PyTorch's own operators: a kernel for it would take longer to compile than it saves.
     """
@@ -24,8 +26,9 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     flat = _flatten(as_integers(tensor.detach()))
     if flat.numel() == 0:
         return result
-    weights = _weights(tensor.device)
-    for part in torch.split(flat, _CHUNK):
+    chunk = _LARGE_CHUNK if flat.numel() > _LARGE else _CHUNK
+    weights = _weights(tensor.device, chunk)
+    for part in torch.split(flat, chunk):
         result = result * _FACTOR + (part * weights[: part.numel()]).sum()
     return result
 
@@ -38,13 +41,13 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def forget() -> None:
-    """Frees the memory that fingerprints share (8 MiB per device) until the next one."""
+    """Frees the memory that fingerprints share between each other until the next one."""
     _weights.cache_clear()
 
 
 @functools.cache
-def _weights(device: torch.device) -> torch.Tensor:
-    mixed = torch.arange(1, _CHUNK + 1, device=device) * _FACTOR
+def _weights(device: torch.device, count: int) -> torch.Tensor:
+    mixed = torch.arange(1, count + 1, device=device) * _FACTOR
     return mixed ^ (mixed >> 29)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pygraph import compare
+from pygraph import fingerprint as module
 from pygraph.fingerprint import fingerprint
 
 
@@ -38,6 +39,19 @@ def test_the_sign_of_zero_and_nan_payloads_are_bits_like_others() -> None:
     nan = torch.tensor([float("nan")])
     assert fingerprint(nan) == fingerprint(nan.clone())
     assert compare.same_bits(nan, nan.clone())
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_every_chunk_counts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 100)
+    monkeypatch.setattr(module, "_LARGE_CHUNK", chunk)
+    x = torch.zeros(200)
+    found = {int(fingerprint(x))}
+    for position in range(200):
+        changed = x.clone()
+        changed[position] = 1.0
+        found.add(int(fingerprint(changed)))
+    assert len(found) == 201
 
 
 def test_empty_and_scalar_tensors() -> None:
