@@ -13,7 +13,7 @@ from torch import fx, nn
 from pygraph.explanation.fake_gpu import trace
 from pygraph.observe import Observation
 from pygraph.transforms.names import TRANSFORMS
-from pygraph.transforms.rewrite import is_device_copy, is_on_cpu, is_on_gpu
+from pygraph.transforms.rewrite import drop_unused, is_device_copy, is_on_cpu, is_on_gpu
 
 X = torch.randn(8, 8)
 SCALAR = torch.tensor(2.0)
@@ -195,6 +195,19 @@ def test_each_can_be_switched_off(name: str, function: Callable[..., Any], args:
     assert name in _names(_trace(function, *args))
     others = [other for other in TRANSFORMS if other != name]
     assert name not in _names(_trace(function, *args, transforms=others))
+
+
+def test_what_has_effects_stays_though_nobody_uses_its_result() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.sin.default, (x,))
+    graph.call_function(torch.ops.aten.copy_.default, (x, x))
+    graph.call_function(torch.ops.aten.bernoulli.default, (x,))
+    graph.call_function(print, (x,))
+    graph.output((x,))
+    drop_unused(graph)
+    assert [str(node.target).split(".")[-2] for node in _calls(graph)[:2]] == ["copy_", "bernoulli"]
+    assert len(_calls(graph)) == 3
 
 
 def test_values_are_what_they_were() -> None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pygraph.transforms.rewrite import (
     Applied,
     add_call,
+    drop_unused,
     is_on_gpu,
     is_pure,
     source_line,
@@ -48,7 +49,7 @@ def inline_conditionals(graph: fx.Graph) -> list[Applied]:
         graph.erase_node(node)
         what = "both branches of torch.cond are computed"
         applied.append(Applied("conditionals", what, source_line(node)))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return applied
 
 

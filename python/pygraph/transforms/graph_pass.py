@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from pygraph.transforms.conditionals import inline_conditionals
 from pygraph.transforms.outputs import keep_cpu_values, sink_cpu_outputs
 from pygraph.transforms.placement import Placement
-from pygraph.transforms.rewrite import Applied, gpu_of
+from pygraph.transforms.rewrite import Applied, drop_unused, gpu_of
 
 log = logging.getLogger("pygraph")
 
@@ -66,7 +66,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         placement = Placement(graph, gpu, self.enabled, self.constant)
         placement.run()
         applied += placement.applied
-        graph.eliminate_dead_code()
+        drop_unused(graph)
         if "cpu_outputs" in self.enabled:
             applied += sink_cpu_outputs(graph)
         keep_cpu_values(graph)

@@ -109,6 +109,13 @@ def add_call(
     return node
 
 
+def drop_unused(graph: fx.Graph) -> None:
+    """Erases pure operators that nobody uses. Nothing else: what looks unused may have effects."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (is_pure(node) or node.op == "get_attr"):
+            graph.erase_node(node)
+
+
 def last_placeholder(graph: fx.Graph) -> fx.Node:
     nodes: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
     return nodes[-1]
