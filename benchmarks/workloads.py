@@ -6,20 +6,15 @@ A workload builds its module and makes input sets; the runner calls ``module(*ar
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.cpu_models import (
-    ClipOnTheCpu,
-    Decoder,
-    MaskRCNN,
-    SpeechTransformer,
-    XlnetWithCpuPositions,
-)
+from benchmarks.models.cpu import ClipOnTheCpu, Decoder, SpeechTransformer, XlnetWithCpuPositions
+from benchmarks.models.detectors import MaskRCNN
+from benchmarks.models.recommenders import Autoencoder
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -49,23 +44,6 @@ class Chain(nn.Module):
         for x in inputs[1:]:
             y = torch.tanh(y) + x
         return y.sum(-1), y
-
-
-class Autoencoder(nn.Module):
-    """DeepRecommender's shape: a very wide input and output around a narrow middle."""
-
-    def __init__(self, items: int = 197951) -> None:
-        super().__init__()
-        sizes = [items, 512, 512, 1024]
-        encoder = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
-        back = sizes[::-1]
-        decoder = [nn.Linear(a, b) for a, b in itertools.pairwise(back)]
-        self.layers = nn.ModuleList(encoder + decoder)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.selu(layer(x))
-        return x
 
 
 class Scalar(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.cpu_models import Decoder
+from benchmarks.models.cpu import Decoder
 
 from .support import captured, compiled
 

@@ -55,7 +55,7 @@ def trace(
             return fake.to("cuda") if moves and fake.dim() > 0 else fake
 
     placed_args, placed_kwargs = pytree.tree_map(place, (tuple(args), kwargs))
-    fake_model = _on_fake_gpu(model, mode) if isinstance(model, nn.Module) else model
+    fake_model = on_fake_gpu(model, mode) if isinstance(model, nn.Module) else model
     backend = _tracing_backend(transforms, mode)
     torch._dynamo.reset()
     try:
@@ -79,7 +79,8 @@ def _reads_a_number(graph: torch.fx.Graph) -> bool:
     return bool(graph.find_nodes(op="call_function", target=item))
 
 
-def _on_fake_gpu(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def on_fake_gpu(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the model with its parameters and buffers as fake tensors on the GPU."""
     with FakeCopyMode(mode):
         fake = copy.deepcopy(model)
     with mode:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -95,17 +93,6 @@ class ClipOnTheCpu(nn.Module):
         out = self.model(input_ids=input_ids, pixel_values=pixel_values)
         embeddings = out.text_embeds.cpu(), out.image_embeds.cpu()
         return (out.logits_per_image.softmax(-1), *embeddings)
-
-
-class MaskRCNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        from torchvision.models.detection import maskrcnn_resnet50_fpn
-
-        self.model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
-
-    def forward(self, image: torch.Tensor) -> list[dict[str, Any]]:
-        return self.model([image])
 
 
 class Decoder(nn.Module):
