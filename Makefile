@@ -62,7 +62,7 @@ bench: $(SITE)/ready
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install "torch==2.11.*" torchvision rich pytest ruff mypy transformers timm \
+	.venv/bin/python -m pip install "torch==2.11.*" torchvision rich pytest ruff mypy transformers timm matplotlib \
 	  numpy ninja cmake "scikit-build-core>=0.10"
 	touch $@
 

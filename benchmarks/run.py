@@ -1,9 +1,9 @@
-"""Runs the benchmark suite and writes benchmarks/results/<gpu>.json and a Markdown table.
+"""Runs a suite and writes <folder>/<gpu>.json, a Markdown table and, with --html, figures and a page.
 
-    python -m benchmarks.run [--only NAME ...] [--variants V ...] [--timeout SECONDS] [--out FOLDER]
+    python -m benchmarks.run [--suite quick|paper] [--only NAME ...] [--resume] [--html]
 
 Each workload runs in its own process, with a time limit. Rows of workloads that were measured before
-and not now are kept.
+and not now are kept; --resume leaves out those that were measured at this commit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,58 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.measure import VARIANTS, measure
-from benchmarks.table import markdown
-from benchmarks.workloads import WORKLOADS
+from benchmarks.paper import PAPER
+from benchmarks.results_table import markdown, page
+from benchmarks.workloads import WORKLOADS, Workload
 
 _FOLDER = pathlib.Path(__file__).parent / "results"
+SUITES = {"quick": WORKLOADS, "paper": PAPER}
+
+
+def choose(suite: str, only: Sequence[str] | None) -> list[Workload]:
+    """The suite's workloads whose key ("name/mode") contains one of ``only``, or all.
+
+    Raises ValueError, with the valid keys, where nothing is chosen.
+    """
+    chosen = [w for w in SUITES[suite] if only is None or any(name in w.key for name in only)]
+    if not chosen:
+        keys = ", ".join(w.key for w in SUITES[suite])
+        raise ValueError(f"no workload of suite {suite!r} is called {only}; there are: {keys}")
+    return chosen
+
+
+def is_measured(document: dict[str, Any], workload: Workload, variants: Sequence[str]) -> bool:
+    """Whether the document has all variants of the workload, at the document's commit."""
+    rows = {
+        row["backend"]
+        for row in document["rows"]
+        if (row["workload"], row["mode"]) == (workload.name, workload.mode)
+        and row.get("commit") == document.get("commit")
+    }
+    return set(variants) <= rows
+
+
+def merge(document: dict[str, Any], workload: Workload, rows: Sequence[dict[str, Any]]) -> None:
+    """Puts the rows in the place of older ones of the workload. NaN becomes null."""
+    kept = [
+        row
+        for row in document["rows"]
+        if (row["workload"], row["mode"]) != (workload.name, workload.mode)
+    ]
+    fresh = [
+        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+        | {"commit": document["commit"]}
+        for row in rows
+    ]
+    document["rows"] = kept + fresh
 
 
 def _machine() -> dict[str, str]:
@@ -55,73 +98,99 @@ def _commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _run_worker(key: str, variants: list[str], timeout: float) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "benchmarks.run", "--worker", key, "--variants", *variants]
+def _run_worker(
+    suite: str, workload: Workload, variants: list[str], timeout: float, console: Console
+) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks.run", "--suite", suite, "--worker", workload.key]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            [*command, "--variants", *variants],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        print(f"  {key}: no result within {timeout:.0f} s")
+        console.print(f"  {workload.key}: no result within {timeout:.0f} s", highlight=False)
         return []
     rows = []
     for line in done.stdout.splitlines():
         if line.startswith("ROW "):
             rows.append(json.loads(line[4:]))
         elif line.strip():
-            print(line)
+            console.print(line, highlight=False, markup=False)
     if done.returncode != 0:
-        print(f"  {key}: the process ended with {done.returncode}")
+        console.print(f"  {workload.key}: the process ended with {done.returncode}", highlight=False)
     return rows
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="PyGraph's benchmark suite")
-    keys = [workload.key for workload in WORKLOADS]
-    parser.add_argument("--only", nargs="+", default=None, help=f"of: {', '.join(keys)}")
+def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
+    for row in rows:
+        console.print(
+            f"    {row['backend']:<16} {row['us']:>10.1f} us  latency {row['latency_us']:>10.1f}"
+            f"  host {row['host_us']:>9.1f}  peak {row['peak_mib']:>8.0f} MiB"
+            f"  compile {row['compile_s']:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
+            f"  in graphs {row['in_graphs']:.3f}  err {row['rel_err']}",
+            highlight=False,
+        )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="PyGraph's benchmarks")
+    parser.add_argument("--suite", choices=SUITES, default="quick")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose name contains this")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--timeout", type=float, default=600, help="seconds per workload")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
+    parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured")
+    parser.add_argument("--html", action="store_true", help="write figures and a page (matplotlib)")
     parser.add_argument("--out", type=pathlib.Path, default=_FOLDER, help="folder for results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
     if not torch.cuda.is_available():
         print("the benchmarks need an NVIDIA GPU", file=sys.stderr)
         return 1
     if options.worker:
-        workload = next(w for w in WORKLOADS if w.key == options.worker)
+        workload = next(w for w in SUITES[options.suite] if w.key == options.worker)
         for row in measure(workload, tuple(options.variants)):
             print("ROW " + json.dumps(dataclasses.asdict(row)), flush=True)
         return 0
+    try:
+        chosen = choose(options.suite, options.only)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
 
-    chosen = [key for key in keys if options.only is None or any(o in key for o in options.only)]
     machine = _machine()
     path = options.out / f"{machine['gpu'].replace(' ', '_')}.json"
     document = json.loads(path.read_text()) if path.exists() else {"rows": []}
     document |= {"machine": machine, "commit": _commit()}
     console = Console()
-    for number, key in enumerate(chosen, 1):
-        started = time.perf_counter()
-        console.print(f"[{number}/{len(chosen)}] {key} ...", highlight=False)
-        rows = _run_worker(key, options.variants, options.timeout)
-        name, mode = key.split("/")
-        document["rows"] = [
-            row for row in document["rows"] if (row["workload"], row["mode"]) != (name, mode)
-        ] + [
-            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-            | {"commit": document["commit"]}
-            for row in rows
-        ]
-        options.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        for row in rows:
-            print(
-                f"    {row['backend']:<16} {row['us']:>10.1f} us  latency {row['latency_us']:>10.1f}"
-                f"  host {row['host_us']:>9.1f}  peak {row['peak_mib']:>8.0f} MiB"
-                f"  compile {row['compile_s']:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
-                f"  in graphs {row['in_graphs']:.3f}  err {row['rel_err']}"
-            )
-        console.print(f"    ({time.perf_counter() - started:.0f} s)", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for workload in chosen:
+            progress.update(task, description=workload.key)
+            if not (options.resume and is_measured(document, workload, options.variants)):
+                console.print(f"{workload.key} ...", highlight=False)
+                rows = _run_worker(options.suite, workload, options.variants, options.timeout, console)
+                merge(document, workload, rows)
+                options.out.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(document, indent=1) + "\n")
+                _print_rows(rows, console)
+            progress.advance(task)
     table = markdown(document)
     path.with_suffix(".md").write_text(table)
     print(table)
+    if options.html:
+        from benchmarks import figures
+
+        drawings = figures.write(document, options.out / "figures")
+        path.with_suffix(".html").write_text(page(document, drawings), "utf-8")
+        print(path.with_suffix(".html"))
     return 0
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+import pygraph
+from benchmarks import results_table, run
 from benchmarks.paper import PAPER
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
@@ -37,3 +42,71 @@ def test_the_papers_workloads_are_complete() -> None:
     assert len(PAPER) == 25
     assert len({workload.key for workload in [*PAPER, *WORKLOADS]}) == 25 + len(WORKLOADS)
     assert sum(workload.mode == "training" for workload in PAPER) == 10
+
+
+def _document() -> dict[str, Any]:
+    def row(workload: str, backend: str, us: float) -> dict[str, Any]:
+        times = {"us": us, "latency_us": us, "host_us": us, "us_spread": 0.0, "compile_s": us / 10}
+        memory = {"peak_mib": 100.0, "compile_peak_mib": 100.0}
+        names = {"workload": workload, "mode": "inference", "batch": 1, "backend": backend}
+        return {**names, **times, **memory, "in_graphs": 0.5, "rel_err": 0.0, "commit": "abc"}
+
+    times = {"inductor": 100.0, "inductor+graphs": 80.0, "pygraph": 50.0}
+    rows = [row("EOS", backend, us) for backend, us in times.items()]
+    rows += [row("ST", backend, 100.0) for backend in times]
+    machine = {"gpu": "G", "driver": "1", "torch": "2.11", "date": "2026-01-01"}
+    return {"machine": machine, "commit": "abc", "rows": rows}
+
+
+def test_the_summary_is_a_geometric_mean() -> None:
+    assert "PyGraph 1.41, Inductor with graphs 1.12" in results_table.summary(_document())
+
+
+def test_the_table_has_a_line_per_workload() -> None:
+    lines = results_table.markdown(_document()).splitlines()
+    (line,) = [line for line in lines if line.startswith("| EOS")]
+    assert line.count("|") == lines[2].count("|") == lines[3].count("|")
+    assert "1.60" in line
+
+
+def test_a_workload_is_measured_again_only_at_another_commit() -> None:
+    document, eos = _document(), next(w for w in PAPER if w.name == "EOS")
+    variants = ["inductor", "pygraph"]
+    assert run.is_measured(document, eos, variants)
+    assert not run.is_measured(document, eos, [*variants, "eager"])
+    document["commit"] = "def"
+    assert not run.is_measured(document, eos, variants)
+    run.merge(document, eos, [{**document["rows"][0], "rel_err": float("nan")}])
+    assert [row["rel_err"] for row in document["rows"] if row["workload"] == "EOS"] == [None]
+    assert len(document["rows"]) == 4
+
+
+def test_an_unknown_workload_is_named_with_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="XLNET-I/inference"):
+        run.choose("paper", ["no such"])
+    assert [w.name for w in run.choose("paper", ["EOS", "DR-"])] == ["EOS", "DR-I", "DR-T"]
+
+
+def test_figures_and_page_are_written(tmp_path: Path) -> None:
+    figures = pytest.importorskip("benchmarks.figures")
+    paths = figures.write(_document(), tmp_path)
+    assert {path.stem for path in paths} == set(figures.FIGURES)
+    for path in paths:
+        assert "<svg" in path.read_text("utf-8")
+        assert path.with_suffix(".png").stat().st_size > 5000
+    html = results_table.page(_document(), paths)
+    assert html.count("<svg") == len(paths)
+    assert "EOS" in html
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="explain measures on this machine")
+@pytest.mark.parametrize("name", ["EOS", "TKE", "DLRM", "ALNET", "STCLM"])
+def test_small_workloads_fit_in_one_graph(name: str) -> None:
+    (workload,) = [w for w in PAPER if w.name == name]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        module = workload.build()
+        args, kwargs = workload.make_inputs(workload.batch)
+    report = pygraph.explain(module, *args, **kwargs)
+    assert report.shares[0].fraction == 1.0
+    assert len(report.graphs) == 1

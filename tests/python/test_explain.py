@@ -165,6 +165,15 @@ def test_kernels_are_told_apart_by_what_launched_them() -> None:
     assert (counts.in_graphs, counts.total) == (3, 4)
 
 
+def test_the_command_runs_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        assert cli.main(["bench", "--only", "no such"]) == 2
+        assert "there are: " in capsys.readouterr().err
+    else:
+        assert cli.main(["bench", "--suite", "paper", "--only", "EOS"]) == 1
+        assert "need an NVIDIA GPU" in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "no_such_file.py"]) == 2
     assert "no_such_file.py" in capsys.readouterr().err

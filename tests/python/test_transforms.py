@@ -125,6 +125,14 @@ def test_what_is_computed_of_constants_alone_is_computed_once() -> None:
     assert torch.equal(kept.cpu(), torch.linspace(0, 1, 8).exp())
 
 
+def test_a_number_computed_of_constants_is_compiled_into_the_kernels() -> None:
+    observation = _trace(lambda x: x * torch.tensor(3.0).sqrt(), X)
+    graph = _graph(observation)
+    assert not any(is_on_cpu(node) for node in _calls(graph))
+    values = [node.args[1] for node in _calls(graph) if "full" in str(node.target)]
+    assert values == [torch.tensor(3.0).sqrt().item()]
+
+
 def test_a_returned_constant_stays_on_the_cpu() -> None:
     graph = _graph(_trace(lambda x: (x + 1, torch.arange(4)), X))
     (output,) = graph.find_nodes(op="output")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._inductor.lowering  # some decompositions look things up there
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,

@@ -176,7 +176,8 @@ class Placement:
         with self._graph.inserting_after(value):
             if result.numel() == 1:  # compiled into the kernels that use it
                 kwargs = {"dtype": result.dtype, "device": self._gpu}
-                args = (list(result.shape), result.item())
+                with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                    args = (list(result.shape), result.item())
                 return add_call(self._graph, aten.full.default, args, kwargs, like=value)
             name = f"_pygraph_constant_{value.name}"
             with torch._subclasses.fake_tensor.unset_fake_temporarily():
