@@ -17,14 +17,6 @@ GraphedCallable* as_callable(PyObject* object) {
 
 std::atomic<bool> g_paused = false;
 
-// A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
-bool is_capturing(int device) {
-  int status = 0;
-  const Driver& driver = cuda_driver();
-  return driver.stream_is_capturing(torch_cuda::current_stream(device), &status) != abi::kSuccess ||
-         status != abi::kCaptureStatusNone;
-}
-
 // The outputs; or null, with a Python error set, or without one if the call must go uncaptured.
 PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holders) {
   try {
@@ -108,7 +100,10 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
   try {
-    if (g_paused || is_capturing(callable.device)) return {nullptr, ReplayStatus::kUncaptured};
+    // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
+    if (g_paused || torch_cuda::is_capturing(callable.device)) {
+      return {nullptr, ReplayStatus::kUncaptured};
+    }
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return {nullptr, ReplayStatus::kError};

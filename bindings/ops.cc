@@ -17,6 +17,8 @@
 #include <map>
 #include <mutex>
 
+#include "torch_cuda.h"
+
 namespace pygraph {
 namespace {
 
@@ -80,7 +82,15 @@ at::Tensor send(const at::Tensor& staging, c10::Device device) {
   return staging.to(device, /*non_blocking=*/true);
 }
 
+// A captured copy would read the staging block at every replay, long after it was handed out again.
+void check_not_capturing(c10::Device device) {
+  TORCH_CHECK(!device.is_cuda() || !torch_cuda::is_capturing(device.index()),
+              "cannot copy a CPU tensor to the GPU while a CUDA graph is being captured: its value "
+              "would be frozen. Move it to the GPU before the capture.");
+}
+
 at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) {
+  check_not_capturing(device);
   if (constant) {
     // A copy on the GPU, as compiled code may reuse the memory of what it gets.
     if (auto kept = constant_cache().find_or_copy(host, device)) return kept->clone();
@@ -91,14 +101,16 @@ at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) 
 }
 
 at::Tensor scalars_to_device(at::TensorList scalars, c10::Device device) {
+  check_not_capturing(device);
   const auto count = static_cast<int64_t>(scalars.size());
   const at::Tensor staging = staging_like({count}, scalars[0], device);
   const size_t size = staging.itemsize();
   for (int64_t i = 0; i < count; ++i) {
     TORCH_CHECK(scalars[i].dim() == 0 && scalars[i].dtype() == staging.dtype(),
                 "pygraph::scalars_to_device takes 0-d tensors of one dtype");
+    const at::Tensor plain = scalars[i].resolve_conj().resolve_neg();
     std::memcpy(static_cast<std::byte*>(staging.mutable_data_ptr()) + i * size,
-                scalars[i].const_data_ptr(), size);
+                plain.const_data_ptr(), size);
   }
   return send(staging, device);
 }

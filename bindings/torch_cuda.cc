@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "pygraph/driver.h"
+
 namespace pygraph::torch_cuda {
 namespace {
 
@@ -28,6 +30,12 @@ CUstream current_stream(int device) {
   void* stream = nullptr;
   if (get(device, &stream) != 0) throw std::runtime_error("cannot get the current CUDA stream");
   return static_cast<CUstream>(stream);
+}
+
+bool is_capturing(int device) {
+  int status = 0;
+  return cuda_driver().stream_is_capturing(current_stream(device), &status) != abi::kSuccess ||
+         status != abi::kCaptureStatusNone;
 }
 
 }  // namespace pygraph::torch_cuda

@@ -8,4 +8,8 @@ namespace pygraph::torch_cuda {
 // PyTorch's current stream of the device. Throws std::runtime_error if libtorch_cuda is not loaded.
 CUstream current_stream(int device);
 
+// Whether work on the current stream would be captured (or refused, because of a capture
+// elsewhere).
+bool is_capturing(int device);
+
 }  // namespace pygraph::torch_cuda

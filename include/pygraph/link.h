@@ -74,9 +74,10 @@ struct LinkedGraph {
   // use comes before the output's first, and its memory is not much larger.
   std::vector<uint32_t> donors;
   uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
-  // Words that differ, belong to no symbol, and yet lie among the recordings' stand-in addresses:
-  // padding with leftovers of the allocator, or addresses that PyGraph does not understand. They
-  // are left as they are, so only a verification with poisoned stand-ins may accept such a graph.
+  // Words that differ, belong to no symbol, and yet are addresses of device memory: padding with
+  // leftovers of the allocator, or addresses that PyGraph does not understand. They point at
+  // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins
+  // may accept such a graph.
   uint32_t unexplained_words = 0;
 };
 

@@ -156,3 +156,22 @@ def test_everything_switched_off_still_gives_the_right_results() -> None:
         for i in range(5):
             expected = x * float(i) + torch.arange(64, device="cuda")
             torch.testing.assert_close(model(x, torch.tensor(float(i))), expected)
+
+
+def test_a_cpu_tensor_in_the_users_own_capture_is_refused_as_by_pytorch() -> None:
+    x, table = randn(64, 64), torch.arange(64.0)
+    model = compiled(lambda x, t: x.sin() + t.to(x.device))
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(4):
+            model(x, table)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match="while a CUDA graph is being captured"),
+        torch.no_grad(),
+        torch.cuda.graph(graph, stream=stream),
+    ):
+        model(x, table)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, table), x.sin() + table.cuda())
