@@ -108,6 +108,40 @@ def test_a_large_table_is_not_copied_for_a_small_part_of_it() -> None:
     assert copy.args[0].meta["val"].numel() == 8  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("with_index", "stays"), [(False, False), (True, True)])
+def test_a_number_that_fills_a_mask_stays_where_it_would_be_repeated(
+    with_index: bool, stays: bool
+) -> None:
+    def function(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        if with_index:
+            x[x[:, 0] > 0, torch.zeros(1, dtype=torch.int64, device=x.device)] = s
+        else:
+            x[x > 0] = s
+        return x
+
+    graph = _graph(_trace(function, X, SCALAR))
+    values = [node.args[2] for node in _calls(graph) if "index_put" in str(node.target)]
+    values += [node.args[1] for node in _calls(graph) if "where" in str(node.target)]
+    (value,) = values
+    assert is_on_cpu(value) is stays  # type: ignore[arg-type]
+
+
+def test_an_index_into_a_cpu_table_is_not_moved() -> None:
+    """A wrong index must raise, not end the process."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.index = torch.arange(8), torch.tensor([1, 2, 3, 4, 5, 6, 7, 0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table.index_select(0, self.index).to(x.device)
+
+    graph = _graph(_trace(Model(), X))
+    assert any(is_on_cpu(node) and "index" in str(node.target) for node in _calls(graph))
+
+
 def test_constants_are_made_on_the_gpu() -> None:
     observation = _trace(lambda x: x + torch.arange(8).to(x.device), X)
     graph = _graph(observation)

@@ -8,14 +8,10 @@ the value's *GPU version* is made, by the first rule that fits:
     computed from constants alone        computed once, now, on the CPU; kept on the GPU
     an exact operation                   the same operation on the GPU versions of its operands
     anything else                        an asynchronous copy, before the graph where that is possible
-
-Exact are operations whose result has the same bits on every device: views, selections, integer and
-boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a product and a sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,32 +30,19 @@ from pygraph.transforms.rewrite import (
     source_line,
     value_of,
 )
+from pygraph.transforms.values import (
+    CONSTRUCTORS,
+    ancestors_of,
+    bytes_of,
+    fold,
+    is_constant,
+    is_exact,
+    is_exact_constant,
+    name_of,
+)
 
 aten = torch.ops.aten
 
-# Select and rearrange elements.
-_MOVES = {
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default),
-    *(aten.expand.default, aten.permute.default, aten.t.default, aten.transpose.int),
-    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-    *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.stack.default, aten.flip.default),
-    *(aten.clone.default, aten.lift_fresh_copy.default, aten.repeat.default, aten.detach.default),
-    *(aten.where.self, aten.index_select.default, aten.gather.default, aten.split.Tensor),
-}
-# Exact for integers and booleans.
-_INTEGER_ARITHMETIC = {
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default),
-    *(aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
-    *(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
-    *(aten.minimum.default, aten.maximum.default, aten.clamp.default),
-    *(aten.logical_and.default, aten.logical_or.default, aten.logical_not.default),
-    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default),
-}
-_CONSTRUCTORS = {
-    *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
-    *(aten.arange.default, aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default),
-    aten.eye.default,
-}
 # Operators on the GPU that take CPU tensors of any shape.
 _MIXED_DEVICES = {
     *(aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default),
@@ -122,7 +105,8 @@ class Placement:
             for argument, operand in zip(target._schema.arguments, node.args, strict=False)
             if argument.name in _READ_ON_HOST
         }
-        for operand in set(node.all_input_nodes) - on_host:
+        stays = on_host | _masked_values(node)
+        for operand in set(node.all_input_nodes) - stays:
             if not is_on_cpu(operand) or not self._is_wanted(operand):
                 continue
             if value_of(operand).dim() == 0 or target in _MIXED_DEVICES:
@@ -130,7 +114,7 @@ class Placement:
 
     def _is_wanted(self, value: fx.Node) -> bool:
         """Whether the transformations that the value needs are switched on."""
-        if _is_constant(value):
+        if is_constant(value):
             return "constants" in self._enabled
         scalar = value.op == "placeholder" and value_of(value).dim() == 0
         return ("cpu_scalars" if scalar else "cpu_tensors") in self._enabled
@@ -144,12 +128,12 @@ class Placement:
             version = value.args[0]
             assert isinstance(version, fx.Node)
             self._note("cpu_tensors", "a copy to the CPU and back is left out", user)
-        elif value.target in _CONSTRUCTORS and _is_exact_constant(value):
+        elif value.target in CONSTRUCTORS and is_exact_constant(value):
             version = self._make_constant(value)
-            self._note("constants", f"{_name(value)} is made on the GPU", value)
+            self._note("constants", f"{name_of(value)} is made on the GPU", value)
         elif (folded := self._fold(value)) is not None:
             version = folded
-            self._note("constants", f"{_name(value)} of constants is computed once", user)
+            self._note("constants", f"{name_of(value)} of constants is computed once", user)
         elif self._is_worth_repeating(value):
             operands = {a: self._version(a, user) for a in value.all_input_nodes if is_on_cpu(a)}
             with self._graph.inserting_after(max([value, *operands.values()])):
@@ -170,7 +154,7 @@ class Placement:
     def _fold(self, value: fx.Node) -> fx.Node | None:
         """The value as a constant on the GPU, or None if it depends on inputs or is large."""
         owner = self._graph.owning_module
-        result = fold(value) if _bytes(value) <= _LARGEST_FOLDED else None
+        result = fold(value) if bytes_of(value) <= _LARGEST_FOLDED else None
         if result is None or owner is None:
             return None
         with self._graph.inserting_after(value):
@@ -192,7 +176,7 @@ class Placement:
 
     def _is_worth_repeating(self, value: fx.Node) -> bool:
         """Whether the value comes from exact operations on little that must be copied."""
-        if not _is_exact(value):
+        if not is_exact(value):
             return False
         leaves: set[fx.Node] = set()
         pending = [value]
@@ -201,12 +185,12 @@ class Placement:
             for operand in node.all_input_nodes:
                 if not is_on_cpu(operand) or is_device_copy(operand, "cpu"):
                     continue
-                if _is_exact(operand):
+                if is_exact(operand):
                     pending.append(operand)
-                elif operand.target not in _CONSTRUCTORS or not _is_exact_constant(operand):
+                elif operand.target not in CONSTRUCTORS or not is_exact_constant(operand):
                     leaves.add(operand)
-        copied = sum(_bytes(leaf) for leaf in leaves)
-        return copied <= max(_SMALL_BYTES, _LARGER_COPY * _bytes(value))
+        copied = sum(bytes_of(leaf) for leaf in leaves)
+        return copied <= max(_SMALL_BYTES, _LARGER_COPY * bytes_of(value))
 
     def _copy(self, value: fx.Node, user: fx.Node) -> fx.Node:
         """A node that becomes the value's copy. Copies of early values are made all at once."""
@@ -229,7 +213,7 @@ class Placement:
         if not self._copied:
             return
         # What the copied values are computed from depends on no GPU work: it can come first.
-        ancestors = _ancestors(value for value, _ in self._copied)
+        ancestors = ancestors_of(value for value, _ in self._copied)
         anchor = last_placeholder(self._graph)
         for node in list(self._graph.nodes):
             if node in ancestors and node.op != "placeholder":
@@ -279,74 +263,14 @@ class Placement:
         self.applied.append(Applied(transform, what, source_line(node)))
 
 
-def _is_constant(value: fx.Node) -> bool:
-    """Whether the value depends on no input."""
-    return all(
-        node.op == "get_attr" or (is_pure(node) and is_on_cpu(node)) for node in _ancestors([value])
-    )
+def _masked_values(node: fx.Node) -> set[Any]:
+    """The value of ``x[mask, index] = value``, where a number must stay on the CPU.
 
-
-def fold(value: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on no input, computed as uncaptured on the CPU, or None."""
-    owner = value.graph.owning_module
-    if not _is_constant(value):
-        return None
-    results: dict[fx.Node, Any] = {}
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
-        for node in sorted(_ancestors([value])):
-            if node.op == "get_attr":
-                results[node] = getattr(owner, str(node.target), None)
-                if type(results[node]) not in (torch.Tensor, torch.nn.Parameter):
-                    return None
-                continue
-            args, kwargs = pytree.tree_map_only(fx.Node, results.get, (node.args, node.kwargs))
-            if any(isinstance(leaf, torch.SymInt) for leaf in pytree.tree_leaves((args, kwargs))):
-                return None
-            results[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-    return results[value]  # type: ignore[no-any-return]
-
-
-def _is_exact(node: fx.Node) -> bool:
-    if not is_pure(node) or not is_on_cpu(node):
-        return False
-    if node.target in _MOVES:
-        return True
-    operands = [value_of(a) for a in node.all_input_nodes]
-    values: list[Any] = [value_of(node), *operands]
-    if node.target is torch.ops.prims.convert_element_type.default:
-        # Between floats every device rounds to nearest; from floats to integers they may differ.
-        source, result = (v.is_floating_point() for v in (operands[0], values[0]))
-        return bool(source == result) or bool(result)
-    return node.target in _INTEGER_ARITHMETIC and all(
-        not isinstance(v, torch.Tensor) or not (v.is_floating_point() or v.is_complex()) for v in values
-    )
-
-
-def _is_exact_constant(node: fx.Node) -> bool:
-    """Filled tensors, and ranges of integers; a range of floats is computed, device by device."""
-    is_range = "arange" in str(node.target) or "iota" in str(node.target)
-    return not is_range or not value_of(node).is_floating_point()
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
-
-
-def _bytes(node: fx.Node) -> int:
-    value = value_of(node)
-    count = value.numel()
-    return int(value.element_size() * (count if isinstance(count, int) else 1))
-
-
-def _name(node: fx.Node) -> str:
-    target = node.target
-    return (
-        target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else node.name
-    )
+    From there it fills; on the GPU it would have to be repeated as often as the mask says. (With one
+    mask alone Inductor compiles the assignment to a selection.)
+    """
+    if node.target not in (aten.index_put.default, aten._unsafe_index_put.default):
+        return set()
+    indices = [value_of(i) for i in node.args[1] if isinstance(i, fx.Node)]  # type: ignore[union-attr]
+    is_masked = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return {node.args[2]} if is_masked and len(indices) > 1 else set()
