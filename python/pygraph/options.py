@@ -26,7 +26,7 @@ class Options:
     """
 
     verify: bool = True
-    max_graphs: int = 128
+    max_graphs: int = 256
     transforms: tuple[str, ...] = TRANSFORMS
     record_capacity_gib: int = 1024
 

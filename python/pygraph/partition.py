@@ -88,6 +88,7 @@ class Partition:
         self._options = options
         self._recordings = 0
         self._recording_seconds = 0.0
+        self._dropped = 0  # graphs that made room for others
         self._generation = 0  # counts resets
         # Side effects of the function, as seen in its first calls.
         self._watched = 0
@@ -104,6 +105,7 @@ class Partition:
         self.entries.clear()
         self._recordings = 0
         self._recording_seconds = 0.0
+        self._dropped = 0
         self._generation += 1
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -150,9 +152,12 @@ class Partition:
             _RECORDED_AT_ONCE_IF_DYNAMIC if entry.has_numbers else _RECORDED_AT_ONCE
         ):
             return True
-        if self._recordings == 0:
-            return entry.uncaptured_seconds >= _ASSUMED_RECORDING_SECONDS
-        return entry.uncaptured_seconds * self._recordings >= self._recording_seconds
+        price = _ASSUMED_RECORDING_SECONDS
+        if self._recordings > 0:
+            price = self._recording_seconds / self._recordings
+        # Each time that all kept graphs were pushed out by others, recording has paid less.
+        turnovers = self._dropped // self._options.max_graphs
+        return entry.uncaptured_seconds >= price * 2**turnovers
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
@@ -240,6 +245,7 @@ class Partition:
 
     def _keep(self, graph: Any) -> None:
         dropped = runtime.engine().add_graph(self.callable, graph, self._options.max_graphs)
+        self._dropped += len(dropped)
         for old in dropped:
             for key, entry in list(self.entries.items()):
                 if entry.graph is old:

@@ -173,3 +173,14 @@ def test_a_dynamic_program_is_recorded_after_it_has_cost_as_much(
         entry.uncaptured_seconds += 0.001
         calls += 1
     assert calls <= 51
+
+
+def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
+    partition = _partition(1, True, Options(max_graphs=4))
+    partition._recordings, partition._recording_seconds = 4, 0.4  # 0.1 s each
+    prices = []
+    for dropped in (0, 3, 4, 8, 16):
+        partition._dropped = dropped
+        steps = range(10_000)
+        prices.append(next(n for n in steps if _worth(partition, uncaptured_seconds=n / 100)) / 10)
+    assert prices == [1, 1, 2, 4, 16]
