@@ -156,8 +156,8 @@ class Partition:
         if self._recordings > 0:
             price = self._recording_seconds / self._recordings
         # Each time that all kept graphs were pushed out by others, recording has paid less.
-        turnovers = self._dropped // self._options.max_graphs
-        return entry.uncaptured_seconds >= price * 2**turnovers
+        turnovers = min(self._dropped // self._options.max_graphs, 60)
+        return entry.uncaptured_seconds >= price * (1 << turnovers)
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
