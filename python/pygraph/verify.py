@@ -170,11 +170,12 @@ class Run:
             torch.cuda.empty_cache()
             replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
             self._set_offsets(offsets)
-            found = fingerprints(replayed)
-            if not failure and expected == found:
-                return Verification(replayed)
-            pairs = enumerate(zip(expected, found, strict=True))
-            log.debug("comparing bits: fingerprints differ at %s", [i for i, (a, b) in pairs if a != b])
+            if not failure:
+                found = fingerprints(replayed)
+                if expected == found:
+                    return Verification(replayed)
+                differ = [i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b]
+                log.debug("fingerprints differ at results %s; comparing bits", differ)
         except Exception as error:
             failure = _describe(error)
         # Rare: once more, with both sets of outputs.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import compare, verify
+from pygraph import compare, runtime, verify
 from pygraph.recorder import Recording
 
 
@@ -56,17 +56,18 @@ def test_elements_that_keep_both_poisons_are_unwritten(dtype: torch.dtype) -> No
 
 
 class _Refusing:
-    """A graph and a recording pair whose memory cannot be had at one step."""
+    """A graph and a recording pair that fail at one step."""
 
     output_bytes = 0
     donated: tuple[int, ...] = ()
 
-    def __init__(self, refused: str) -> None:
+    def __init__(self, refused: str, error: Exception) -> None:
         self._refused = refused
+        self._error = error
 
     def _step(self, name: str) -> None:
         if name == self._refused:
-            raise torch.OutOfMemoryError(name)
+            raise self._error
 
     def poison(self) -> None:
         self._step("poison")
@@ -84,6 +85,15 @@ class _Refusing:
         return True
 
 
+def _compare(fake: _Refusing, by_fingerprint: bool) -> verify.Verification:
+    """Verifies a function that adds one; its result must be right whatever fails."""
+    x = torch.ones(4)
+    run = verify.Run(lambda args: [args[0] + 1], [x], Recording(fake, fake, []), frozenset())
+    result = run.compare_fingerprints() if by_fingerprint else run.compare_bits()
+    assert torch.equal(result.outputs[0], x + 1)
+    return result
+
+
 @pytest.mark.parametrize("step", ["poison", "poison_workspace", "replay"])
 @pytest.mark.parametrize("by_fingerprint", [False, True])
 def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
@@ -91,9 +101,16 @@ def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
 ) -> None:
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    fake = _Refusing(step)
-    x = torch.ones(4)
-    run = verify.Run(lambda args: [args[0] + 1], [x], Recording(fake, fake, []), frozenset())
-    result = run.compare_fingerprints() if by_fingerprint else run.compare_bits()
-    assert torch.equal(result.outputs[0], x + 1)
+    result = _compare(_Refusing(step, torch.OutOfMemoryError(step)), by_fingerprint)
     assert result.failure == "out of memory while verifying"
+
+
+@pytest.mark.parametrize("by_fingerprint", [False, True])
+def test_a_graph_that_cannot_be_launched_is_refused_with_the_drivers_words(
+    by_fingerprint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    error = runtime.engine().DriverError("graph_launch: out of resources")
+    result = _compare(_Refusing("replay", error), by_fingerprint)
+    assert result.failure == "the graph cannot be launched: graph_launch: out of resources"
