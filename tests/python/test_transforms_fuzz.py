@@ -30,7 +30,7 @@ _UNARY: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t + 1,
     lambda t: t * 2,
     lambda t: t * -1,
-    lambda t: t.abs(),
+    lambda t: t.clamp(min=0),
     lambda t: t.float().sin(),
     lambda t: t.to(torch.int64),
     lambda t: t.flip(0) if t.dim() else t,
