@@ -4,8 +4,8 @@
 
 With a GPU: compiles three models (random weights) with Inductor, Inductor with graphs and PyGraph and
 prints microseconds per call, peak memory and the largest difference from the uncaptured run. Without
-one: runs the same models on the CPU through the same backend, then the C++ example on the simulated
-driver (``--example``: where it was built).
+one: runs the same models on the CPU through the same backend and estimates how much of them would be in
+graphs, then the C++ example on the simulated driver (``--example``: where it was built).
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def run_on_gpu() -> None:
 def run_on_cpu() -> None:
     """Runs the models through the same backend, which is plain Inductor here, and checks them."""
     table = Table(title="No GPU: the same models and backend on the CPU")
-    for column in ("model", "seconds to compile", "ms per call", "difference from eager"):
+    columns = ("model", "seconds to compile", "ms per call", "difference from eager")
+    for column in (*columns, "in graphs, if there were a GPU"):
         table.add_column(column)
     with console.status("starting") as status, torch.no_grad():
         for name, build, make_inputs in CASES:
@@ -146,11 +147,14 @@ def run_on_cpu() -> None:
             model(**inputs)
             done = time.perf_counter()
             difference = float((result - _result(module(**inputs))).abs().max())
+            status.update(f"{name}: explaining")
+            (share,) = pygraph.explain(module, **inputs).shares
             table.add_row(
                 name,
                 f"{compiled - start:.1f}",
                 f"{(done - compiled) * 1e3:.0f}",
                 f"{difference:.1e}",
+                f"{share.fraction:.0%} of {share.total:.0f} {share.unit}",
             )
             if difference > 1e-3:
                 raise SystemExit(f"{name}: the compiled result is wrong by {difference}")
