@@ -11,6 +11,7 @@
 //     returned and numbers that the CPU goes on computing with to the GPU (PyTorch 2.11).
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -35,11 +36,17 @@ class ConstantCache {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& item) { return item.second.host.expired(); });
     Entry& entry = entries_[{host.unsafeGetTensorImpl(), device}];
-    if (!entry.copy.defined() || entry.version != version || entry.data != host.data_ptr()) {
+    if (!entry.copy.defined() || entry.version != version || entry.data != host.const_data_ptr()) {
       entry.host = host.getIntrusivePtr();
       entry.version = version;
-      entry.data = host.data_ptr();
-      entry.copy = host.contiguous().to(device);
+      entry.data = host.const_data_ptr();
+      entry.copy = host.to(device, host.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
+                           at::MemoryFormat::Contiguous);
+    }
+    // It may be replaced while another stream than the one it was made on still reads it.
+    if (device.is_cuda()) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      entry.copy.record_stream(guard.getStream(device));
     }
     return entry.copy;
   }

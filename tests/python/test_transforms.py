@@ -264,6 +264,11 @@ def test_values_are_what_they_were() -> None:
         kept = torch.ops.pygraph.keep_on_cpu(host)
         assert torch.equal(kept, host)
         assert kept.numel() == 0 or kept.data_ptr() != host.data_ptr()
+    large = torch.arange(1 << 15)  # kept until it changes
+    for i in range(3):
+        assert torch.equal(torch.ops.pygraph.to_device(large, cpu, True), large)
+        large.add_(i)
+    assert torch.equal(torch.ops.pygraph.to_device(large, cpu, True), large)
     scalars = [torch.tensor(2.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)]
     both = torch.ops.pygraph.scalars_to_device(scalars, cpu)
     assert torch.equal(both, torch.tensor([2.0, 3.0], dtype=torch.float64))
