@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from pygraph.transforms.rewrite import Applied
+
+if TYPE_CHECKING:
+    from pygraph.partition import Partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +31,13 @@ class Cut:
 
 @dataclasses.dataclass
 class Observation:
-    """graphs: (name, post-grad graph after the transformations); a graph's notes in `applied`."""
+    """graphs: (name, post-grad graph after the transformations); their notes are in `applied`.
+
+    partitions: kept alive here, as a script's models end before its report is written.
+    """
 
     graphs: list[tuple[str, fx.Graph]] = dataclasses.field(default_factory=list)
+    partitions: list[Partition] = dataclasses.field(default_factory=list)
     applied: list[Applied] = dataclasses.field(default_factory=list)
     breaks: list[Cut] = dataclasses.field(default_factory=list)
 

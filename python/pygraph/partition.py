@@ -23,7 +23,7 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import recorder, runtime, verify
+from pygraph import observe, recorder, runtime, verify
 from pygraph.options import Options
 
 log = logging.getLogger("pygraph")
@@ -96,8 +96,11 @@ class Partition:
         self._draws = False
         uncaptured = self._uncaptured if info.on_host else function
         self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
-        # The callable keeps this object alive through the bound method, and nothing else does.
+        # The callable keeps this object alive through the bound method; else only a report does.
         runtime.partitions.add(self)
+        observation = observe.current()
+        if observation is not None:
+            observation.partitions.append(self)
 
     def reset(self) -> None:
         """Drops the captured graphs; the next calls start over."""

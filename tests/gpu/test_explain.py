@@ -64,10 +64,12 @@ def test_the_command_explains_a_script(tmp_path: Path, capsys: pytest.CaptureFix
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\n"
-        "model = torch.compile(torch.nn.Linear(64, 64).cuda())\n"
-        "with torch.no_grad():\n"
-        "    for _ in range(int(sys.argv[1])):\n"
-        "        model(torch.randn(8, 64, device='cuda'))\n"
+        "def main():  # the model is gone when the report is written\n"
+        "    model = torch.compile(torch.nn.Linear(64, 64).cuda())\n"
+        "    with torch.no_grad():\n"
+        "        for _ in range(int(sys.argv[1])):\n"
+        "            model(torch.randn(8, 64, device='cuda'))\n"
+        "main()\n"
     )
     compile_, argv = torch.compile, sys.argv
     try:

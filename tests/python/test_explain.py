@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import re
 import shutil
@@ -14,10 +16,14 @@ from torch import nn
 
 import pygraph
 from pygraph import cli
-from pygraph.explanation import profile
+from pygraph.explanation import measure, profile
 from pygraph.explanation.classify import Kind, classify, segments
+from pygraph.explanation.estimate import estimate
 from pygraph.explanation.fake_gpu import trace
-from pygraph.explanation.report import Report
+from pygraph.explanation.report import Report, Share
+from pygraph.observe import observing
+from pygraph.options import Options
+from pygraph.partition import Entry, Partition, PartitionInfo, State
 from pygraph.transforms.names import TRANSFORMS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -37,11 +43,15 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return pygraph.explain(Model(), torch.randn(4, 16), torch.tensor(2.0))
+    return estimate("Model", Model(), (torch.randn(4, 16), torch.tensor(2.0)), {}, TRANSFORMS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="explain measures on this machine")
-def test_a_program_without_a_gpu_is_estimated(report: Report) -> None:
+def test_explain_estimates_without_a_gpu(report: Report) -> None:
+    assert pygraph.explain(Model(), torch.randn(4, 16), torch.tensor(2.0)) == report
+
+
+def test_an_estimate_counts_every_operation_once(report: Report) -> None:
     assert report.estimated
     (share,) = report.shares
     assert share.unit == "operations"
@@ -103,8 +113,6 @@ def test_the_page_is_drawn_in_a_browser(report: Report, tmp_path: Path) -> None:
 
 
 def test_every_name_in_the_page_is_escaped(report: Report) -> None:
-    import dataclasses
-
     odd = dataclasses.replace(report, program="<script>alert(1)</script>")
     assert "<script>" not in odd.to_html()
 
@@ -125,6 +133,38 @@ def test_segments_hold_every_operation_once() -> None:
     kinds = [classify(node)[0] for node in graph.nodes]
     for kind in (Kind.GRAPH, Kind.GAP):
         assert sum(p.operations for p in parts if p.kind is kind) == kinds.count(kind)
+
+
+def test_inputs_and_outputs_are_those_of_each_part() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        picked = (x.sin() > 0).nonzero()
+        return picked.float().view(-1).cos(), (x + y).exp()
+
+    report = estimate("f", function, (torch.randn(8), torch.randn(8)), {}, TRANSFORMS)
+    first, second = report.graphs
+    assert (first.name, first.inputs, first.outputs) == ("inference part 0", 2, 2)
+    assert (second.name, second.inputs, second.outputs) == ("inference part 1", 1, 1)
+
+
+def test_a_report_of_counts_does_not_say_that_nothing_ran(report: Report) -> None:
+    counted = dataclasses.replace(report, shares=(Share("kernels", 3, 4),))
+    assert "Counted, not profiled" in str(counted)
+    assert "without running" in str(report)
+
+
+def test_what_a_script_compiled_is_reported_though_its_models_are_gone() -> None:
+    with observing() as observation:
+        hints = {"static": frozenset[int](), "mutated": frozenset[int](), "on_host": frozenset[int]()}
+        info = PartitionInfo("forward", 0, 1, True, saved=(), is_backward=False, **hints)
+        callable_ = Partition(lambda args: args, info, Options()).callable
+    refused = Entry(State.REFUSED, reason="a host callback")
+    observation.partitions[0].entries[b"key"] = refused
+    del callable_
+    gc.collect()
+    (row,) = measure.graph_rows(observation)
+    assert (row.name, row.state) == ("forward", "refused")
+    (cut,) = measure.refusals(observation)
+    assert "a host callback" in cut.reason
 
 
 def test_graph_breaks_are_reported() -> None:

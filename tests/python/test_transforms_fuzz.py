@@ -122,7 +122,7 @@ def _on_the_cpu(gm: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
         node.args, node.kwargs = pytree.tree_map_only(
             torch.device, lambda device: CPU, (node.args, node.kwargs)
         )
-    return fx.GraphModule(gm, copy)
+    return fx.GraphModule(gm, copy).cpu()  # constants, too, where there is a GPU
 
 
 class Compiled:

@@ -29,4 +29,4 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         return estimate(program, model, args, kwargs, TRANSFORMS)
     from pygraph.explanation.measure import measure
 
-    return measure(program, model, args, kwargs, {})
+    return measure(program, model, args, kwargs)

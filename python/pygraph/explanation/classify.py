@@ -33,6 +33,8 @@ class Segment:
     operations: int
     gpu_operations: int
     names: tuple[str, ...]  # of the first few operations
+    inputs: int  # values on the GPU that come from outside of it, and go there
+    outputs: int
 
 
 _ITEM = {aten._local_scalar_dense.default, aten.item.default}
@@ -110,11 +112,43 @@ def _schedule(graph: fx.Graph, turn: Kind) -> list[Segment]:
                     if waiting[user] == 0:
                         ready.append(user)
         if taken:
-            on_gpu = sum(1 for node in taken if is_on_gpu(node))
-            names = tuple(str(node.target).removesuffix(".default") for node in taken[:3])
-            result.append(Segment(turn, len(taken), on_gpu, names))
+            result.append(_segment(turn, taken))
         turn = Kind.GAP if turn is Kind.GRAPH else Kind.GRAPH
     return result
+
+
+def _segment(kind: Kind, nodes: list[fx.Node]) -> Segment:
+    inside = set(nodes)
+    needed = {source for node in nodes for source in _sources(node)}
+    wanted = {node for node in nodes if any(user not in inside for user in _users(node))}
+    return Segment(
+        kind=kind,
+        operations=len(nodes),
+        gpu_operations=sum(is_on_gpu(node) for node in nodes),
+        names=tuple(str(node.target).removesuffix(".default") for node in nodes[:3]),
+        inputs=sum(is_on_gpu(source) for source in needed - inside),
+        outputs=sum(is_on_gpu(node) for node in wanted),
+    )
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and classify(node)[0] is Kind.NOTHING
+
+
+def _sources(node: fx.Node) -> set[fx.Node]:
+    """The nodes whose memory the node reads; views are looked through."""
+    found: set[fx.Node] = set()
+    for operand in node.all_input_nodes:
+        found |= _sources(operand) if _is_view(operand) else {operand}
+    return found
+
+
+def _users(node: fx.Node) -> set[fx.Node]:
+    """The nodes that read the node's memory; views are looked through."""
+    found: set[fx.Node] = set()
+    for user in node.users:
+        found |= _users(user) if _is_view(user) else {user}
+    return found
 
 
 def cuts(graph: fx.Graph) -> list[Cut]:

@@ -1,17 +1,14 @@
-"""The report from traced graphs alone: without a GPU, and for what a script compiled."""
+"""The report from traced graphs alone, without a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import fx
-
 from pygraph.explanation.classify import Kind, Segment, cuts, segments
 from pygraph.explanation.fake_gpu import trace
 from pygraph.explanation.report import GraphRow, Report, Share, StripPart
 from pygraph.observe import Cut, Observation
-from pygraph.transforms.rewrite import is_on_gpu
 
 
 def estimate(
@@ -27,10 +24,9 @@ def estimate(
     strip: list[StripPart] = []
     for name, graph in observation.graphs:
         parts = segments(graph)
-        count = sum(part.kind is Kind.GRAPH for part in parts)
-        for part in parts:
-            if part.kind is Kind.GRAPH:
-                rows.append(_expected(f"{name} part {len(rows)}" if count > 1 else name, part, graph))
+        expected = [part for part in parts if part.kind is Kind.GRAPH]
+        for number, part in enumerate(expected):
+            rows.append(_expected(f"{name} part {number}" if len(expected) > 1 else name, part))
         strip += strip_parts(parts)
     in_graphs = sum(part.width for part in strip if part.kind == "graph")
     total = sum(part.width for part in strip)
@@ -63,17 +59,14 @@ def strip_parts(parts: Sequence[Segment]) -> list[StripPart]:
     ]
 
 
-def _expected(name: str, part: Segment, graph: fx.Graph) -> GraphRow:
-    inputs = [node for node in graph.find_nodes(op="placeholder") if is_on_gpu(node)]
-    (output,) = graph.find_nodes(op="output")
-    outputs = [node for node in output.all_input_nodes if is_on_gpu(node)]
+def _expected(name: str, part: Segment) -> GraphRow:
     return GraphRow(
         name=name,
         state="expected",
         reason="",
         kernels=part.gpu_operations,
-        inputs=len(inputs),
-        outputs=len(outputs),
+        inputs=part.inputs,
+        outputs=part.outputs,
         relocations=None,
         bytes_not_copied=None,
         workspace_bytes=None,

@@ -28,10 +28,8 @@ def measure(
     model: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    options: dict[str, Any],
 ) -> Report:
     """Compiles the model anew, calls it some 20 times, looks at one call and times the others."""
-    before = set(runtime.partitions)
     model = getattr(model, "_orig_mod", model)
 
     def call() -> None:
@@ -40,22 +38,21 @@ def measure(
             _backward(model, result)
 
     with observing() as observation:
-        compiled = torch.compile(model, backend="pygraph", options=options)
+        compiled = torch.compile(model, backend="pygraph")
         for i in range(_LONGEST_WARM_UP):
-            if i >= _WARM_UP and not _is_waiting(before):
+            if i >= _WARM_UP and not _is_waiting(observation):
                 break
             call()
     kernels = profile_kernels(call)
     timing = _time(call)
-    partitions = [partition for partition in runtime.partitions if partition not in before]
     measured = bool(kernels)
     return Report(
         program=program,
         device=torch.cuda.get_device_name(),
         estimated=not measured,
-        shares=shares(kernels) if measured else counted_shares(observation, partitions),
-        graphs=tuple(graph_rows(partitions)),
-        cuts=tuple([*observed_cuts(observation), *refusals(partitions)]),
+        shares=shares(kernels) if measured else counted_shares(observation),
+        graphs=tuple(graph_rows(observation)),
+        cuts=tuple([*observed_cuts(observation), *refusals(observation)]),
         transformations=tuple(observation.applied),
         strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
         strip_unit="us" if measured else "operations",
@@ -63,20 +60,19 @@ def measure(
     )
 
 
-def _is_waiting(before: set[Partition]) -> bool:
+def _is_waiting(observation: Observation) -> bool:
     """Whether a function that was called more than once is still to be recorded."""
     return any(
         entry.state is State.UNCAPTURED and entry.uncaptured_seconds > 0
-        for partition in list(runtime.partitions)
-        if partition not in before
+        for partition in observation.partitions
         for entry in list(partition.entries.values())
     )
 
 
-def graph_rows(partitions: Sequence[Partition]) -> list[GraphRow]:
+def graph_rows(observation: Observation) -> list[GraphRow]:
     """One row per partition and signature that was called more than once."""
     rows = []
-    for partition in partitions:
+    for partition in observation.partitions:
         for entry in list(partition.entries.values()):
             graph = entry.graph
             if graph is None and entry.state is State.UNCAPTURED:
@@ -103,15 +99,15 @@ def _row(partition: Partition, entry: Entry) -> GraphRow:
     )
 
 
-def refusals(partitions: Sequence[Partition]) -> list[Cut]:
-    rows = [row for row in graph_rows(partitions) if row.state == "refused"]
+def refusals(observation: Observation) -> list[Cut]:
+    rows = [row for row in graph_rows(observation) if row.state == "refused"]
     found = [Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", "") for row in rows]
     return list(dict.fromkeys(found))[:_LISTED]
 
 
-def counted_shares(observation: Observation, partitions: Sequence[Partition]) -> tuple[Share, ...]:
+def counted_shares(observation: Observation) -> tuple[Share, ...]:
     """Kernels of the captured graphs, beside the operations that cannot be in any."""
-    captured = sum(row.kernels for row in graph_rows(partitions) if row.state == "captured")
+    captured = sum(row.kernels for row in graph_rows(observation) if row.state == "captured")
     outside = sum(part.width for part in _counted_strip(observation) if part.kind == "gap")
     return (Share("kernels", captured, captured + outside),)
 

@@ -15,8 +15,7 @@ from pygraph.observe import Cut, Observation
 def report_on(program: str, observation: Observation) -> Report:
     """What became of everything that was compiled. Counted from the graphs, not profiled."""
     reason = runtime.unavailable_reason()
-    partitions = list(runtime.partitions)
-    cuts = [*observed_cuts(observation), *refusals(partitions)]
+    cuts = [*observed_cuts(observation), *refusals(observation)]
     if reason is not None:
         remedy = "pygraph.explain(model, *inputs) estimates without a GPU"
         cuts.append(Cut("refusal", f"nothing was captured: {reason}", "", remedy))
@@ -25,8 +24,8 @@ def report_on(program: str, observation: Observation) -> Report:
         program=program,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
         estimated=True,
-        shares=counted_shares(observation, partitions),
-        graphs=tuple(graph_rows(partitions)),
+        shares=counted_shares(observation),
+        graphs=tuple(graph_rows(observation)),
         cuts=tuple(dict.fromkeys(cuts)),
         transformations=tuple(observation.applied),
         strip=tuple(parts),

@@ -29,10 +29,14 @@ def share_sentence(share: Share) -> str:
 
 def headline(report: Report) -> list[str]:
     lines = [share_sentence(share) for share in report.shares]
-    if report.estimated:
+    if any(share.unit == "operations" for share in report.shares):
         lines.append(
             "Estimated without running: operations are counted, and the compiler fuses many of them "
             "into one kernel."
+        )
+    elif report.estimated:
+        lines.append(
+            "Counted, not profiled: kernels of each graph once, and operations outside of graphs."
         )
     if report.timing is not None:
         timing = report.timing
