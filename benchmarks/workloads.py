@@ -30,6 +30,7 @@ class Workload:
     make_inputs: Callable[[int], Inputs]  # batch -> inputs on the GPU
     input_sets: int = 4
     warm_up: int = 4  # calls before the timing; more where shapes vary and are recorded late
+    fits_one_graph: bool = True  # whether a hand-made graph can hold the whole step
 
     @property
     def key(self) -> str:

@@ -132,6 +132,25 @@ std::vector<Argument> describe_arguments(PyObject* list, c10::Device device) {
   return arguments;
 }
 
+bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device) {
+  const auto count = static_cast<Py_ssize_t>(arguments.size());
+  if (PyList_GET_SIZE(list) != count) return false;
+  // Integers come last and tell shapes apart soonest.
+  for (Py_ssize_t i = count; i-- > 0;) {
+    if (!arguments[i].matches(PyList_GET_ITEM(list, i), device)) return false;
+  }
+  return true;
+}
+
+bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].kind != ArgumentKind::kTensor) continue;
+    PyObject* tensor = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
+    if (alignment_class(address_of(unpack_tensor(tensor))) != arguments[i].alignment) return false;
+  }
+  return true;
+}
+
 void check_supported(const std::vector<Argument>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].kind == ArgumentKind::kUnsupported) {

@@ -46,6 +46,12 @@ struct Argument {
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
 
+// Whether the list's arguments match all of `arguments`, one by one.
+bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device);
+
+// Whether the tensors of a matching list are of the very same alignment classes.
+bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list);
+
 // Throws NotRelocatable, with the position, for an argument that graphs cannot take.
 void check_supported(const std::vector<Argument>& arguments);
 

@@ -122,13 +122,7 @@ uint64_t CapturedGraph::output_bytes() const {
 }
 
 bool CapturedGraph::matches(PyObject* arguments) const {
-  const auto count = static_cast<Py_ssize_t>(arguments_.size());
-  if (PyList_GET_SIZE(arguments) != count) return false;
-  // Integers come last and tell shapes apart soonest.
-  for (Py_ssize_t i = count; i-- > 0;) {
-    if (!arguments_[i].matches(PyList_GET_ITEM(arguments, i), device_)) return false;
-  }
-  return true;
+  return pygraph::matches(arguments_, arguments, device_);
 }
 
 void CapturedGraph::collect_input_addresses(PyObject* arguments,

@@ -17,6 +17,21 @@ GraphedCallable* as_callable(PyObject* object) {
 
 std::atomic<bool> g_paused = false;
 
+constexpr size_t kMostWithoutGraph = 256;  // more of them ask at every call
+
+// The decision for such arguments, moved to the front; null if there is none.
+Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device device) {
+  for (size_t i = 0; i < decided.size(); ++i) {
+    if (!decided[i].matches(arguments, device)) continue;
+    if (i > 0) {
+      const auto found = decided.begin() + static_cast<ptrdiff_t>(i);
+      std::rotate(decided.begin(), found, found + 1);
+    }
+    return &decided.front();
+  }
+  return nullptr;
+}
+
 // The outputs; or null, with a Python error set, or without one if the call must go uncaptured.
 PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holders) {
   try {
@@ -60,6 +75,7 @@ void dealloc(PyObject* self) {
   Py_CLEAR(callable->uncaptured);
   Py_CLEAR(callable->miss);
   delete callable->graphs;
+  delete callable->without_graph;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -95,7 +111,17 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
                           Py_TPFLAGS_DISALLOW_INSTANTIATION,
                       g_slots};
 
+bool is_due(Decided& decided) {
+  if (decided.calls_per_look == 0) return false;
+  return ++decided.calls > decided.calls_per_look;
+}
+
 }  // namespace
+
+bool Decided::matches(PyObject* list, c10::Device device) const {
+  if (graph != nullptr) return graph->matches(list);
+  return pygraph::matches(arguments, list, device) && are_aligned_alike(arguments, list);
+}
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
@@ -110,19 +136,18 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   }
   // Dispatch modes must see the operators.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
-  auto& graphs = *callable.graphs;
-  for (size_t i = 0; i < graphs.size(); ++i) {
-    if (!graphs[i]->matches(arguments)) continue;
-    const std::shared_ptr<CapturedGraph> graph = graphs[i];  // survives a concurrent drop
-    if (i > 0) {
-      const auto found = graphs.begin() + static_cast<ptrdiff_t>(i);
-      std::rotate(graphs.begin(), found, found + 1);
-    }
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device));
+  if (Decided* decided = find(*callable.graphs, arguments, device)) {
+    if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
+    const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
     if (!graph->failure.empty()) return {nullptr, ReplayStatus::kUncaptured};
     PyObject* outputs = try_replay(*graph, arguments, holders);
     if (outputs != nullptr) return {outputs, ReplayStatus::kReplayed};
     const bool failed = PyErr_Occurred() != nullptr;
     return {nullptr, failed ? ReplayStatus::kError : ReplayStatus::kUncaptured};
+  }
+  if (Decided* decided = find(*callable.without_graph, arguments, device)) {
+    return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
   }
   return {nullptr, ReplayStatus::kNoMatch};
 }
@@ -146,30 +171,55 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   callable->uncaptured = Py_NewRef(uncaptured);
   callable->miss = Py_NewRef(miss);
   callable->device = device;
-  callable->graphs = new std::vector<std::shared_ptr<CapturedGraph>>;
+  callable->graphs = new std::vector<Decided>;
+  callable->without_graph = new std::vector<Decided>;
   PyObject_GC_Track(callable);
   return reinterpret_cast<PyObject*>(callable);
 }
 
+void remove_graph(PyObject* callable, const CapturedGraph* graph) {
+  std::erase_if(*as_callable(callable)->graphs,
+                [&](const Decided& decided) { return decided.graph.get() == graph; });
+}
+
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
-                                                      size_t limit) {
+                                                      size_t limit, uint64_t calls_per_look) {
   auto& graphs = *as_callable(callable)->graphs;
-  graphs.insert(graphs.begin(), std::move(graph));
+  remove_graph(callable, graph.get());
+  graphs.insert(graphs.begin(), {std::move(graph), {}, calls_per_look});
   std::vector<std::shared_ptr<CapturedGraph>> dropped;
   while (graphs.size() > limit) {
-    dropped.push_back(std::move(graphs.back()));
+    dropped.push_back(std::move(graphs.back().graph));
     graphs.pop_back();
   }
   return dropped;
 }
 
-void pause_replays(bool paused) {
-  g_paused = paused;
+void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look) {
+  const auto index = static_cast<c10::DeviceIndex>(as_callable(callable)->device);
+  const c10::Device device(c10::kCUDA, index);
+  auto& decided = *as_callable(callable)->without_graph;
+  std::erase_if(decided, [&](const Decided& old) { return old.matches(arguments, device); });
+  std::vector<Argument> described = describe_arguments(arguments, device);
+  for (const Argument& argument : described) {
+    if (argument.kind == ArgumentKind::kUnsupported) return;  // never matches
+  }
+  decided.insert(decided.begin(), {nullptr, std::move(described), calls_per_look});
+  if (decided.size() > kMostWithoutGraph) decided.pop_back();
 }
 
-void clear_graphs(PyObject* callable) {
+void clear_without_graph(PyObject* callable) {
+  as_callable(callable)->without_graph->clear();
+}
+
+void clear_decided(PyObject* callable) {
   as_callable(callable)->graphs->clear();
+  clear_without_graph(callable);
+}
+
+void pause_replays(bool paused) {
+  g_paused = paused;
 }
 
 }  // namespace pygraph

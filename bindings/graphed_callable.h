@@ -16,15 +16,28 @@
 
 namespace pygraph {
 
+// What was decided for one signature of the arguments.
+struct Decided {
+  std::shared_ptr<CapturedGraph> graph;  // null: such calls run uncaptured
+  std::vector<Argument> arguments;       // that run uncaptured; a graph has its own
+  // The decision is looked at again after so many calls (0: never), of which `calls` were made.
+  uint64_t calls_per_look = 0;
+  uint64_t calls = 0;
+
+  bool matches(PyObject* list, c10::Device device) const;
+};
+
 struct GraphedCallable {
   PyObject_HEAD vectorcallfunc vectorcall;
   // Runs the function uncaptured: takes the argument list, returns the outputs.
   PyObject* uncaptured;
-  // Called with the argument list when no graph matches; returns the outputs.
+  // Called with the argument list when nothing is decided for such arguments, or the decision is
+  // due for a look; returns the outputs.
   PyObject* miss;
   int device;
-  // Most recently used first.
-  std::vector<std::shared_ptr<CapturedGraph>>* graphs;
+  // Each most recently used first.
+  std::vector<Decided>* graphs;
+  std::vector<Decided>* without_graph;
 };
 
 // Creates the type; null with a Python error set on failure.
@@ -32,8 +45,8 @@ PyTypeObject* graphed_callable_type();
 
 enum class ReplayStatus : uint8_t {
   kReplayed,
-  kNoMatch,
-  kUncaptured,  // a graph may match, but this call must not replay it
+  kNoMatch,     // or due for a look
+  kUncaptured,  // decided so, or this call must not replay
   kError        // a Python error is set
 };
 
@@ -49,11 +62,17 @@ PyObject* clear_list(PyObject* list, PyObject* outputs);
 
 // All need Python's lock.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
-// Adds a graph in front and returns the graphs beyond `limit`, least recently used last, taken out.
+// Adds a graph in front, as decided anew, and returns the graphs beyond `limit`, least recently
+// used last, taken out.
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
-                                                      size_t limit);
-void clear_graphs(PyObject* callable);
+                                                      size_t limit, uint64_t calls_per_look);
+void remove_graph(PyObject* callable, const CapturedGraph* graph);
+// Lets calls with arguments like these run uncaptured without asking, until a look is due.
+void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look);
+void clear_without_graph(PyObject* callable);
+// Forgets all decisions.
+void clear_decided(PyObject* callable);
 
 // While paused no graph of the process is replayed: all calls run uncaptured. For measurements.
 void pause_replays(bool paused);

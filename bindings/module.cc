@@ -106,9 +106,16 @@ void bind_graphed_callable(py::module_& m) {
   m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
     return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
-  m.def("add_graph",
-        [](const py::object& callable, std::shared_ptr<CapturedGraph> graph, size_t limit) {
-          return add_graph(callable.ptr(), std::move(graph), limit);
+  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
+                        size_t limit, uint64_t calls_per_look) {
+    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_look);
+  });
+  m.def("remove_graph", [](const py::object& callable, const CapturedGraph& graph) {
+    remove_graph(callable.ptr(), &graph);
+  });
+  m.def("add_without_graph",
+        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_look) {
+          add_without_graph(callable.ptr(), arguments.ptr(), calls_per_look);
         });
   m.def("whole_graph_callable", [](const py::object& partition, const py::object& fallback,
                                    bool takes_list, int input_count, std::vector<int> inputs,
@@ -117,7 +124,9 @@ void bind_graphed_callable(py::module_& m) {
                                            {input_count, std::move(inputs), std::move(outputs)}));
   });
   m.def("pause", &pause_replays);
-  m.def("clear_graphs", [](const py::object& callable) { clear_graphs(callable.ptr()); });
+  m.def("clear_without_graph",
+        [](const py::object& callable) { clear_without_graph(callable.ptr()); });
+  m.def("clear_decided", [](const py::object& callable) { clear_decided(callable.ptr()); });
 }
 
 }  // namespace

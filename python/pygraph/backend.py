@@ -19,13 +19,14 @@ import torch
 
 from pygraph import observe, runtime, shortcut
 from pygraph import options as options_module
+from pygraph.entry import PartitionInfo
 from pygraph.options import BackendConfig
-from pygraph.partition import Partition, PartitionInfo
+from pygraph.partition import Partition
 
 log = logging.getLogger("pygraph")
 
 # In the key of Inductor's cache: code made for us is not mixed up with other backends'.
-_CACHE_TAG = "pygraph-0.1"
+_CACHE_TAG = "pygraph-0.2"
 
 
 _READS_RANDOM_STATE_ON_HOST = (
@@ -167,6 +168,7 @@ def _attach(
     static = set(kwargs.get("static_input_idxs") or ())
     mutated = set(compiled.mutated_input_idxs)
     kind = _kind_of(kwargs)
+    program = compiled._fx_graph_cache_key or ""
     route = None
     if len(maps) == 1:
         route = shortcut.find_route(runner, input_count, len(maps[0].output_index_mapping))
@@ -183,6 +185,7 @@ def _attach(
             on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),
             is_backward=kind == "backward",
             saved=_saved_outputs(route) if kind == "forward" else (),
+            program=f"{program} part {number}" if program else "",
         )
         return lambda function: Partition(function, info, config.own).callable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
@@ -12,10 +13,26 @@ from pygraph.transforms.names import TRANSFORMS
 _PREFIX = "pygraph."
 
 
+SELECTIONS = ("auto", "always", "never")
+
+
+def _default_selection() -> str:
+    """Raises ValueError where PYGRAPH_SELECT is something else."""
+    return _selection("PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
+
+
+def _selection(source: str, value: Any) -> str:
+    if value not in SELECTIONS:
+        raise ValueError(f"{source} takes {', '.join(SELECTIONS)}; got {value!r}")
+    return str(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``.
 
+    select: "auto" measures and uses a graph only where it gains; "always" uses every graph that can be
+        used, "never" none. The environment variable PYGRAPH_SELECT gives the default.
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
@@ -25,6 +42,7 @@ class Options:
         that needs more is refused.
     """
 
+    select: str = dataclasses.field(default_factory=_default_selection)
     verify: bool = True
     max_graphs: int = 256
     transforms: tuple[str, ...] = TRANSFORMS
@@ -46,6 +64,8 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     if name not in fields:
         valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
+    if name == "select":
+        return name, _selection(f"option {key!r}", value)
     if name == "transforms":
         return name, _transforms(key, value)
     expected = type(fields[name].default)

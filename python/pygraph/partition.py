@@ -4,15 +4,15 @@ Per signature of the arguments (shapes, strides, dtypes, integers, alignment cla
 
     call 0   uncaptured; loads kernels, tunes; sees which inputs are written and whether it draws
     call 1   recorded twice, linked, verified against the uncaptured run
-    call 2+  replayed by the engine; this file is not involved
+    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (selection.py)
+    then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
+             whether the times still are what they were
 
 Whatever goes wrong in call 1 leaves the signature uncaptured for good, with the reason kept.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,8 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import observe, recorder, runtime, verify
+from pygraph import decisions, observe, recorder, runtime, selection, verify
+from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
 
 log = logging.getLogger("pygraph")
@@ -38,44 +39,13 @@ _MAX_SEEN = 4096
 _RECORDED_AT_ONCE = 2
 _RECORDED_AT_ONCE_IF_DYNAMIC = 0
 _ASSUMED_RECORDING_SECONDS = 0.05  # before the first recording has shown what it takes
-
-
-@dataclasses.dataclass(frozen=True)
-class PartitionInfo:
-    """What the compiler says of a partition. Hints: nothing relies on them for correctness."""
-
-    name: str  # "forward", "backward" or "inference", with a number if there are several
-    device: int
-    argument_count: int  # as many as `static` and `mutated` speak of
-    counts_numbers: bool  # whether argument_count includes the integers that follow the tensors
-    static: frozenset[int]  # inputs that should keep their address
-    mutated: frozenset[int]  # inputs that should be written
-    saved: tuple[int, ...]  # outputs that only backward will see
-    is_backward: bool  # only a backward is given tensors that nobody else will read
-    on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see _uncaptured)
-
-
-class State(enum.Enum):
-    """What became of one signature."""
-
-    UNCAPTURED = "uncaptured"  # seen once
-    CAPTURED = "captured"
-    REFUSED = "refused"  # stays uncaptured; `reason` says why
-
-
-@dataclasses.dataclass
-class Entry:
-    """One signature of one partition."""
-
-    state: State = State.UNCAPTURED
-    reason: str = ""
-    graph: Any = None  # pygraph._engine.CapturedGraph
-    has_numbers: bool = False  # among the arguments
-    compare_bits: bool = False  # fingerprints could not decide at the last verification
-    copied_bytes: int = 0  # what Inductor's graphs would copy per call
-    capture_seconds: float = 0.0
-    uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first
-    executable_bytes: int = 0
+# After so many graphs in a row that were selected, further shapes need no trial.
+_AGREEING_TRIALS = 3
+# A decision is looked at once in so many calls: one call is timed. Where its time is another than
+# when it was decided, by this factor and several times in a row, the decision is made anew.
+_CALLS_PER_LOOK = 1000
+_BAND = 1.5
+_LOOKS_OUTSIDE = 3
 
 
 class Partition:
@@ -89,6 +59,7 @@ class Partition:
         self._recordings = 0
         self._recording_seconds = 0.0
         self._dropped = 0  # graphs that made room for others
+        self._graphs_in_a_row = 0  # trials that a graph has won, since one was lost
         self._generation = 0  # counts resets
         # Side effects of the function, as seen in its first calls.
         self._watched = 0
@@ -104,11 +75,12 @@ class Partition:
 
     def reset(self) -> None:
         """Drops the captured graphs; the next calls start over."""
-        runtime.engine().clear_graphs(self.callable)
+        runtime.engine().clear_decided(self.callable)
         self.entries.clear()
         self._recordings = 0
         self._recording_seconds = 0.0
         self._dropped = 0
+        self._graphs_in_a_row = 0
         self._generation += 1
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -124,7 +96,7 @@ class Partition:
         return self._function(args)
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
-        """Called by the engine when no graph matches the arguments."""
+        """Called by the engine when nothing is decided for the arguments, or a look is due."""
         if torch.autograd.profiler._is_profiler_enabled:
             return self._uncaptured(args)  # recording would take the profiler's place
         modes = _get_current_dispatch_mode_stack()
@@ -136,8 +108,12 @@ class Partition:
         entry = self.entries.get(key)
         if entry is None:
             return self._first_call(key, args)
-        if entry.state is not State.UNCAPTURED or modes:
+        if modes:
             return self._uncaptured(args)
+        if entry.state is State.MEASURING:
+            return self._try(key, entry, args)
+        if entry.state is not State.UNCAPTURED:
+            return self._look_again(key, entry, args)
         if self._is_worth_recording(entry):
             return self._capture(entry, args)
         start = time.perf_counter()
@@ -165,9 +141,8 @@ class Partition:
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
-        has_numbers = any(isinstance(arg, int) for arg in args)
-        entry = Entry(copied_bytes=self._copied_bytes(args), has_numbers=has_numbers)
-        if self._watched >= _RECORDED_AT_ONCE:
+        entry = self._new_entry(key, args)
+        if self._watched >= _RECORDED_AT_ONCE or entry.state is not State.UNCAPTURED:
             # The same code with other sizes writes the same inputs; watching it costs time.
             outputs = self._uncaptured(args)
         else:
@@ -180,6 +155,18 @@ class Partition:
             self._draws |= watch.draws()
         self.entries[key] = entry
         return outputs
+
+    def _new_entry(self, key: bytes, args: Sequence[Any]) -> Entry:
+        has_numbers = any(isinstance(arg, int) for arg in args)
+        entry = Entry(copied_bytes=self._copied_bytes(args), has_numbers=has_numbers)
+        if self._options.select == "never":
+            entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
+        elif self._options.select == "auto":
+            entry.key = decisions.key_of(self.info.program, key, self.info.device)
+            entry.decision = decisions.load(entry.key)
+            if entry.decision is not None and entry.decision.selected == selection.UNCAPTURED:
+                entry.state, entry.reason = State.NOT_SELECTED, _reason(entry.decision)
+        return entry
 
     def _capture(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if not runtime.record_lock.acquire(blocking=False):
@@ -232,10 +219,12 @@ class Partition:
                 self._refuse(entry, recorder.describe_failure(error))
                 return self._uncaptured(args)
         args.clear()
-        entry.state = State.CAPTURED
         entry.graph = recording.graph
         entry.capture_seconds = time.perf_counter() - start
-        if generation == self._generation:
+        entry.state = State.CAPTURED
+        if self._needs_trial(entry):
+            self._start_trial(entry)
+        elif generation == self._generation:
             self._keep(recording.graph)
         log.info(
             "%s: captured %d nodes, %d relocations, in %.0f ms",
@@ -246,8 +235,108 @@ class Partition:
         )
         return outputs
 
+    def _needs_trial(self, entry: Entry) -> bool:
+        return (
+            self._options.select == "auto"
+            and entry.decision is None
+            and self._graphs_in_a_row < _AGREEING_TRIALS
+        )
+
+    def _start_trial(self, entry: Entry) -> None:
+        kept = entry.graph.workspace_bytes + entry.executable_bytes
+        entry.state = State.MEASURING
+        entry.trial = selection.Trial({selection.UNCAPTURED: 0, selection.REPLAYED: kept})
+
+    def _try(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """One call of a trial."""
+        if not runtime.record_lock.acquire(blocking=False):
+            return self._uncaptured(args)  # another thread measures or records
+        try:
+            trial = entry.trial
+            if trial is None:  # decided by another thread meanwhile
+                return self._uncaptured(args)
+            outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
+            decision = trial.add(sample) if sample is not None else None
+            if decision is not None:
+                self._decide(key, entry, decision)
+            return outputs
+        finally:
+            runtime.record_lock.release()
+
+    def _timed(
+        self, entry: Entry, variant: str, args: list[Any], sleep: float
+    ) -> tuple[Sequence[Any], selection.Sample | None]:
+        """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured."""
+        with torch.cuda.device(self.info.device):
+            if variant == selection.UNCAPTURED:
+                return selection.timed(lambda: self._uncaptured(args), sleep)
+            try:
+                outputs, sample = selection.timed(lambda: entry.graph.replay(args, True), sleep)
+                args.clear()
+                return outputs, sample
+            except torch.OutOfMemoryError:
+                pass  # this call only: uncaptured, the same request may free caches or raise
+            except RuntimeError as error:  # nothing was launched
+                self._refuse(entry, recorder.describe_failure(error))
+            return self._uncaptured(args), None
+
+    def _decide(self, key: bytes, entry: Entry, decision: selection.Decision) -> None:
+        entry.trial = None
+        entry.decision = decision
+        decisions.save(entry.key, decision)
+        log.info("%s: %s is selected: %s", self.info.name, decision.selected, decision.timings)
+        if decision.selected == selection.UNCAPTURED:
+            self._graphs_in_a_row = 0
+            entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
+        else:
+            self._graphs_in_a_row += 1
+            entry.state = State.CAPTURED
+            if self.entries.get(key) is entry:  # not reset meanwhile
+                self._keep(entry.graph)
+
+    def _look_again(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call with a decision that came here: a look is due, or the engine does not know it."""
+        engine = runtime.engine()
+        is_graph = entry.state is State.CAPTURED
+        calls_per_look = _CALLS_PER_LOOK if entry.decision is not None else 0
+        if is_graph:
+            self._keep(entry.graph)
+        else:
+            engine.add_without_graph(self.callable, args, calls_per_look)
+        if not entry.looks and not is_graph:
+            entry.looks = 1  # that was to make it known
+            return self._uncaptured(args)
+        if entry.decision is None or not runtime.record_lock.acquire(blocking=False):
+            return self._uncaptured(args)
+        try:
+            entry.looks += 1
+            variant = entry.decision.selected
+            outputs, sample = self._timed(entry, variant, args, sleep=0.0)
+        finally:
+            runtime.record_lock.release()
+        before = entry.decision.timings[variant].latency
+        if sample is None or sample.latency is None:
+            return outputs
+        is_outside = not before / _BAND < sample.latency < before * _BAND
+        entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
+        if entry.looks_outside >= _LOOKS_OUTSIDE:
+            self._decide_anew(key, entry)
+        return outputs
+
+    def _decide_anew(self, key: bytes, entry: Entry) -> None:
+        log.info("%s: its time has left the band that was measured", self.info.name)
+        decisions.forget(entry.key)
+        entry.decision, entry.looks_outside = None, 0
+        if entry.state is State.CAPTURED:
+            runtime.engine().remove_graph(self.callable, entry.graph)
+            self._start_trial(entry)
+        else:
+            runtime.engine().clear_without_graph(self.callable)
+            self.entries.pop(key, None)  # recorded anew
+
     def _keep(self, graph: Any) -> None:
-        dropped = runtime.engine().add_graph(self.callable, graph, self._options.max_graphs)
+        looks = _CALLS_PER_LOOK if self._options.select == "auto" else 0
+        dropped = runtime.engine().add_graph(self.callable, graph, self._options.max_graphs, looks)
         self._dropped += len(dropped)
         for old in dropped:
             for key, entry in list(self.entries.items()):
@@ -260,6 +349,7 @@ class Partition:
         entry.state = State.REFUSED
         entry.reason = reason
         entry.graph = None
+        entry.trial = entry.decision = None
 
     def _forget_uncaptured(self) -> None:
         for key, entry in list(self.entries.items()):
@@ -278,3 +368,15 @@ class Partition:
             for i, arg in enumerate(args)
             if isinstance(arg, torch.Tensor) and arg.is_cuda and i not in static
         )
+
+
+def _reason(decision: selection.Decision) -> str:
+    """Why a graph was not selected."""
+    uncaptured = decision.timings[selection.UNCAPTURED]
+    graph = min(
+        (t for n, t in decision.timings.items() if n != selection.UNCAPTURED), key=lambda t: t.period
+    )
+    return (
+        f"a graph gains nothing here: {graph.period * 1e6:.0f} us per call, "
+        f"uncaptured {uncaptured.period * 1e6:.0f} us"
+    )

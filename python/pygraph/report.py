@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from pygraph import runtime
+from pygraph.selection import Timing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,8 +14,10 @@ class GraphStats:
     """One partition of a compiled program, for one signature of its arguments.
 
     name: "forward", "backward" or "inference", with a number where a program has several.
-    state: "captured", "uncaptured" (seen once so far) or "refused".
-    reason: why it was refused; empty otherwise.
+    state: "captured", "uncaptured" (not recorded yet), "measuring" (on trial), "not selected" (running
+        uncaptured is as fast) or "refused".
+    reason: why it was refused or not selected; empty otherwise.
+    timings: what was measured of each variant when it was selected; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     replays: launches so far. nodes_touched: node updates in all of them.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
@@ -35,6 +39,7 @@ class GraphStats:
     workspace_bytes: int
     executable_bytes: int
     capture_seconds: float
+    timings: Mapping[str, Timing]
 
 
 def stats() -> list[GraphStats]:
@@ -59,6 +64,7 @@ def stats() -> list[GraphStats]:
                     workspace_bytes=graph.workspace_bytes if graph else 0,
                     executable_bytes=entry.executable_bytes,
                     capture_seconds=entry.capture_seconds,
+                    timings=entry.decision.timings if entry.decision else {},
                 )
             )
     return rows

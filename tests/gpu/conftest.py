@@ -13,6 +13,8 @@ from pygraph import partition, runtime
 
 @pytest.fixture(autouse=True)
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Tests count replays; selection has tests of its own.
+    monkeypatch.setenv("PYGRAPH_SELECT", "always")
     # Tests call few times; that varying shapes are recorded late is a test of its own.
     monkeypatch.setattr(partition, "_RECORDED_AT_ONCE", 100)
     monkeypatch.setattr(partition, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)

@@ -16,6 +16,7 @@ from torch import nn
 
 import pygraph
 from pygraph import cli
+from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.explanation import measure, profile
 from pygraph.explanation.classify import Kind, classify, segments
 from pygraph.explanation.estimate import estimate
@@ -23,7 +24,7 @@ from pygraph.explanation.fake_gpu import trace
 from pygraph.explanation.report import Report, Share
 from pygraph.observe import observing
 from pygraph.options import Options
-from pygraph.partition import Entry, Partition, PartitionInfo, State
+from pygraph.partition import Partition
 from pygraph.transforms.names import TRANSFORMS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

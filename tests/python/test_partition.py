@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pygraph import recorder, runtime, verify
+from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
-from pygraph.partition import Entry, Function, Partition, PartitionInfo, State
+from pygraph.partition import Function, Partition
 from pygraph.recorder import Recording
 
 
@@ -109,7 +110,9 @@ def _record_and_verify(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
     monkeypatch.setattr(Partition, "_keep", lambda self, graph: None)
-    partition = _partition(1, True, Options(verify=verify_graphs), lambda args: [args[0] + 1])
+    partition = _partition(
+        1, True, Options(select="always", verify=verify_graphs), lambda args: [args[0] + 1]
+    )
     entry = Entry()
     x = torch.ones(4)
     outputs = partition._record_and_verify(entry, [x])

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.entry import Entry, State
 from pygraph.explanation.classify import segments
 from pygraph.explanation.estimate import observed_cuts, strip_parts
 from pygraph.explanation.profile import profile_kernels, shares, strip
-from pygraph.explanation.report import GraphRow, Report, Share, Timing
+from pygraph.explanation.report import GraphRow, Report, Share, Timing, VariantTiming
 from pygraph.observe import Cut, Observation, observing
-from pygraph.partition import Entry, Partition, State
+from pygraph.partition import Partition
+from pygraph.selection import Decision
 
 _WARM_UP = 4
 _LONGEST_WARM_UP = 100
@@ -61,9 +63,10 @@ def measure(
 
 
 def _is_waiting(observation: Observation) -> bool:
-    """Whether a function that was called more than once is still to be recorded."""
+    """Whether a function that was called more than once is still to be recorded, or on trial."""
     return any(
-        entry.state is State.UNCAPTURED and entry.uncaptured_seconds > 0
+        entry.state is State.MEASURING
+        or (entry.state is State.UNCAPTURED and entry.uncaptured_seconds > 0)
         for partition in observation.partitions
         for entry in list(partition.entries.values())
     )
@@ -96,6 +99,23 @@ def _row(partition: Partition, entry: Entry) -> GraphRow:
         workspace_bytes=graph.workspace_bytes if graph else None,
         capture_seconds=entry.capture_seconds if graph else None,
         replays=graph.replays if graph else None,
+        timings=_timings(entry.decision) if entry.decision else (),
+    )
+
+
+def _timings(decision: Decision) -> tuple[VariantTiming, ...]:
+    return tuple(
+        VariantTiming(
+            variant=name,
+            period_us=timing.period * 1e6,
+            host_us=timing.host * 1e6,
+            device_us=timing.device * 1e6,
+            latency_us=timing.latency * 1e6,
+            noise=timing.noise,
+            memory_bytes=timing.memory,
+            selected=name == decision.selected,
+        )
+        for name, timing in decision.timings.items()
     )
 
 

@@ -27,11 +27,29 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True)
+class VariantTiming:
+    """What the selection measured of one way to run. Microseconds per call, bytes kept between calls.
+
+    period_us: of calls that follow one another, the larger of the host's and the GPU's time.
+    noise: how far repetitions lay apart, as a share.
+    """
+
+    variant: str
+    period_us: float
+    host_us: float
+    device_us: float
+    latency_us: float
+    noise: float
+    memory_bytes: int
+    selected: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphRow:
     """One graph, or one function that stayed uncaptured. None: not known without a GPU."""
 
     name: str
-    state: str  # "captured", "uncaptured", "refused" or, without a GPU, "expected"
+    state: str  # as in pygraph.stats(); without a GPU "expected"
     reason: str
     kernels: int
     inputs: int
@@ -41,6 +59,7 @@ class GraphRow:
     workspace_bytes: int | None
     capture_seconds: float | None
     replays: int | None
+    timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
 
 
 @dataclasses.dataclass(frozen=True)

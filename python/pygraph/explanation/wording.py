@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pygraph.explanation.report import GraphRow, Report, Share
+from collections.abc import Sequence
+
+from pygraph.explanation.report import GraphRow, Report, Share, VariantTiming
 
 GRAPH_COLUMNS = (
     *("graph", "state", "kernels", "inputs", "outputs", "relocations"),
-    *("copies avoided per call", "workspace", "capture", "replays"),
+    *("copies avoided per call", "workspace", "capture", "replays", "us per call"),
 )
 
 
@@ -18,6 +20,7 @@ def graph_cells(row: GraphRow) -> list[str]:
         *(_bytes(n) for n in (row.bytes_not_copied, row.workspace_bytes)),
         "-" if row.capture_seconds is None else f"{row.capture_seconds * 1e3:.0f} ms",
         _count(row.replays),
+        _timings(row.timings),
     ]
 
 
@@ -45,6 +48,12 @@ def headline(report: Report) -> list[str]:
             f"({timing.uncaptured_us / timing.with_graphs_us:.2f} x)"
         )
     return lines
+
+
+def _timings(timings: Sequence[VariantTiming]) -> str:
+    """The selected variant comes first."""
+    ordered = sorted(timings, key=lambda timing: not timing.selected)
+    return ", ".join(f"{timing.variant} {timing.period_us:,.0f}" for timing in ordered) or "-"
 
 
 def _count(number: int | None) -> str:

@@ -1,0 +1,55 @@
+"""What is known of a partition, and of each signature of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from pygraph.selection import Decision, Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionInfo:
+    """What the compiler says of a partition. Hints: nothing relies on them for correctness."""
+
+    name: str  # "forward", "backward" or "inference", with a number if there are several
+    device: int
+    argument_count: int  # as many as `static` and `mutated` speak of
+    counts_numbers: bool  # whether argument_count includes the integers that follow the tensors
+    static: frozenset[int]  # inputs that should keep their address
+    mutated: frozenset[int]  # inputs that should be written
+    saved: tuple[int, ...]  # outputs that only backward will see
+    is_backward: bool  # only a backward is given tensors that nobody else will read
+    on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
+    program: str = ""  # the same in every process that compiles the same code; empty if unknown
+
+
+class State(enum.Enum):
+    """What became of one signature."""
+
+    UNCAPTURED = "uncaptured"  # not recorded yet
+    MEASURING = "measuring"  # captured, and on trial against the uncaptured run
+    CAPTURED = "captured"
+    NOT_SELECTED = "not selected"  # stays uncaptured because that is as fast; `reason` says how fast
+    REFUSED = "refused"  # stays uncaptured; `reason` says why
+
+
+@dataclasses.dataclass
+class Entry:
+    """One signature of one partition."""
+
+    state: State = State.UNCAPTURED
+    reason: str = ""
+    graph: Any = None  # pygraph._engine.CapturedGraph
+    has_numbers: bool = False  # among the arguments
+    compare_bits: bool = False  # fingerprints could not decide at the last verification
+    copied_bytes: int = 0  # what Inductor's graphs would copy per call
+    capture_seconds: float = 0.0
+    uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first
+    executable_bytes: int = 0
+    trial: Trial | None = None  # while measuring
+    decision: Decision | None = None
+    key: str = ""  # of the decision on disk; empty for none
+    looks: int = 0  # at the decision, since it was made
+    looks_outside: int = 0  # the last ones in a row that found another time than was measured

@@ -1,0 +1,223 @@
+"""Graphs are used where they gain, and only there; the program's numbers never show that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph import decisions, partition, runtime
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
+
+_TRIAL = 20  # calls after which every trial is over: two before it, nine of each variant
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Selection as users have it, with caches of the test's own."""
+    monkeypatch.setenv("PYGRAPH_SELECT", "auto")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+class Small(nn.Module):
+    """Many small kernels: the host is the limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Large(nn.Module):
+    """Two large kernels: the GPU is the limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8192, 8192) / 90)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight) @ self.weight
+
+
+def _compiled(module: nn.Module, **options: object) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    module = module.cuda().eval()
+    return module, torch.compile(module, backend="pygraph", options=options or None)
+
+
+def _calls(model: Callable[..., torch.Tensor], x: torch.Tensor, count: int = _TRIAL) -> torch.Tensor:
+    with torch.no_grad():
+        for _ in range(count):
+            result = model(x)
+    return result
+
+
+def test_a_graph_is_used_where_the_host_is_the_limit() -> None:
+    module, model = _compiled(Small())
+    x = torch.randn(8, 64, device="cuda")
+    _calls(model, x)
+    (graph,) = pygraph.stats()
+    assert graph.state == "captured"
+    assert graph.timings[REPLAYED].period < graph.timings[UNCAPTURED].period
+    replays = graph.replays
+    torch.testing.assert_close(_calls(model, x, 3), module(x))
+    assert pygraph.stats()[0].replays == replays + 3
+
+
+def test_no_graph_is_kept_where_the_gpu_is_the_limit() -> None:
+    module, model = _compiled(Large())
+    x = torch.randn(8192, 8192, device="cuda")
+    result = _calls(model, x)
+    (graph,) = pygraph.stats()
+    assert graph.state == "not selected"
+    assert "gains nothing" in graph.reason
+    assert graph.nodes == 0
+    torch.testing.assert_close(result, module(x))
+    torch.testing.assert_close(_calls(model, x, 2), result)
+
+
+def test_every_call_of_a_trial_gives_the_uncaptured_numbers() -> None:
+    """Dropout, a buffer that is updated, gradients: equal to Inductor's, call by call."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.norm = nn.BatchNorm1d(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.dropout(self.norm(self.first(x)).relu(), 0.5, True)).sum()
+
+    def train(backend: str) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(7)
+        module = Noisy().cuda()
+        model = torch.compile(module, backend=backend)
+        seen = []
+        for step in range(_TRIAL + 4):
+            x = torch.randn(32, 64, device="cuda")
+            module.zero_grad()
+            loss = model(x)
+            loss.backward()
+            seen.append(loss.detach())
+            seen += [p.grad.clone() for p in module.parameters() if p.grad is not None]
+            seen += [buffer.clone() for buffer in module.buffers()]
+            if step == 5 and backend == "pygraph":
+                assert any(graph.state == "measuring" for graph in pygraph.stats())
+        return seen
+
+    for ours, theirs in zip(train("pygraph"), train("inductor"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not any(graph.state == "measuring" for graph in pygraph.stats())
+
+
+@pytest.mark.parametrize("module", [Small, Large])
+def test_a_decision_is_remembered_on_disk(module: type[nn.Module]) -> None:
+    x = torch.randn(64 if module is Small else 8192, 64 if module is Small else 8192, device="cuda")
+    _, model = _compiled(module())
+    _calls(model, x)
+    (first,) = pygraph.stats()
+    torch._dynamo.reset()
+    runtime.partitions.clear()
+    _, model = _compiled(module())
+    _calls(model, x, 3)
+    (second,) = pygraph.stats()
+    assert second.state == first.state
+    assert second.timings == first.timings
+    if module is Large:
+        assert second.capture_seconds == 0
+    else:
+        assert second.replays == 2  # the one that verified, and the third call
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])
+def test_a_broken_decision_is_made_anew(tmp_path: Path, content: bytes) -> None:
+    x = torch.randn(8, 64, device="cuda")
+    _, model = _compiled(Small())
+    _calls(model, x)
+    (path,) = (tmp_path / "pygraph").rglob("*.json")
+    path.write_bytes(content)
+    torch._dynamo.reset()
+    runtime.partitions.clear()
+    _, model = _compiled(Small())
+    _calls(model, x, 3)
+    assert pygraph.stats()[0].state == "measuring"
+
+
+def test_the_option_overrides_the_measurement() -> None:
+    x = torch.randn(8192, 8192, device="cuda")
+    _, model = _compiled(Large(), **{"pygraph.select": "always"})
+    _calls(model, x, 3)
+    assert pygraph.stats()[0].state == "captured"
+    torch._dynamo.reset()
+    runtime.partitions.clear()
+    module, model = _compiled(Small(), **{"pygraph.select": "never"})
+    x = torch.randn(8, 64, device="cuda")
+    torch.testing.assert_close(_calls(model, x, 5), module(x))
+    (graph,) = pygraph.stats()
+    assert (graph.state, graph.replays) == ("not selected", 0)
+    with pytest.raises(Exception, match=r"pygraph\.select"):
+        _calls(_compiled(Small(), **{"pygraph.select": "sometimes"})[1], x, 1)
+
+
+def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_CALLS_PER_LOOK", 5)
+    module, model = _compiled(Small())
+    x = torch.randn(8, 64, device="cuda")
+    _calls(model, x)
+    (entry,) = (e for p in runtime.partitions for e in p.entries.values())
+    assert entry.decision is not None
+    timings = dict(entry.decision.timings)
+    old = timings[REPLAYED]
+    timings[REPLAYED] = Timing(old.host * 9, old.device * 9, old.latency * 9, old.noise, old.memory)
+    entry.decision = Decision(REPLAYED, timings)
+    states = set()
+    for _ in range(60):
+        torch.testing.assert_close(_calls(model, x, 1), module(x))
+        states.add(pygraph.stats()[0].state)
+    assert states == {"captured", "measuring"}
+    assert pygraph.stats()[0].timings[REPLAYED].latency < old.latency * 3
+
+
+def test_an_uncaptured_decision_whose_time_changed_is_recorded_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition, "_CALLS_PER_LOOK", 5)
+    timing = Timing(1.0, 1.0, 1.0, 0.0, 0)
+    stale = [Decision(UNCAPTURED, {UNCAPTURED: timing, REPLAYED: timing})]
+    monkeypatch.setattr(decisions, "load", lambda key: stale[0] if stale else None)
+    monkeypatch.setattr(decisions, "forget", lambda key: stale.clear())
+    module, model = _compiled(Small())
+    x = torch.randn(8, 64, device="cuda")
+    _calls(model, x, 4)
+    assert pygraph.stats()[0].state == "not selected"
+    torch.testing.assert_close(_calls(model, x, 60), module(x))
+    assert pygraph.stats()[0].state in ("captured", "measuring")
+
+
+def test_marking_steps_is_harmless() -> None:
+    module, model = _compiled(Small())
+    x = torch.randn(8, 64, device="cuda")
+    results = []
+    for _ in range(_TRIAL):
+        torch.compiler.cudagraph_mark_step_begin()
+        results.append(_calls(model, x, 1))
+    for result in results:
+        torch.testing.assert_close(result, module(x))
+    assert pygraph.stats()[0].state == "captured"
+
+
+def test_further_shapes_need_no_trial_after_graphs_have_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, model = _compiled(Small())
+    for rows in (8, 16, 24):
+        _calls(model, torch.randn(rows, 64, device="cuda"), 40)
+    x = torch.randn(40, 64, device="cuda")
+    torch.testing.assert_close(_calls(model, x, 3), module(x))
+    assert "measuring" not in {graph.state for graph in pygraph.stats()}

@@ -1,0 +1,91 @@
+"""Decisions on disk: found again, ignored when broken, safe with several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from pygraph import decisions
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
+
+_DECISION = Decision(
+    REPLAYED, {UNCAPTURED: Timing(3.0, 1.0, 3.5, 0.02, 0), REPLAYED: Timing(0.5, 1.0, 1.5, 0.01, 64)}
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(decisions, "_machine", lambda device: f"gpu {device}")
+    return tmp_path
+
+
+def test_a_decision_is_found_again() -> None:
+    key = decisions.key_of("program", b"signature", 0)
+    assert decisions.load(key) is None
+    decisions.save(key, _DECISION)
+    assert decisions.load(key) == _DECISION
+    decisions.forget(key)
+    assert decisions.load(key) is None
+
+
+def test_keys_tell_programs_signatures_and_machines_apart() -> None:
+    keys = {
+        decisions.key_of(program, signature, device)
+        for program in ("a", "ab")
+        for signature in (b"c", b"bc")
+        for device in (0, 1)
+    }
+    assert len(keys) == 8
+
+
+def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
+    assert decisions.key_of("", b"signature", 0) == ""
+    decisions.save("", _DECISION)
+    assert decisions.load("") is None
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1, 2]", b'{"selected": "x", "timings": {}}', b"\xff\xfe", b"null"]
+)
+def test_a_broken_file_is_ignored(content: bytes) -> None:
+    key = decisions.key_of("program", b"signature", 0)
+    decisions.save(key, _DECISION)
+    decisions._path(key).write_bytes(content)
+    assert decisions.load(key) is None
+    decisions.save(key, _DECISION)
+    assert decisions.load(key) == _DECISION
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
+    monkeypatch.setattr(decisions, "cache_dir", lambda: "/proc/nowhere")
+    decisions.save("key", _DECISION)
+    assert decisions.load("key") is None
+    decisions.forget("key")
+
+
+def _write(folder: Path, key: str, host: float) -> None:
+    path = folder / "pygraph" / "v1" / f"{key}.json"
+    decisions._path = lambda _: path  # type: ignore[assignment]
+    timing = Timing(host, host, host, 0.0, 0)
+    for _ in range(300):
+        decisions.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing}))
+        found = decisions.load(key)
+        assert found is not None
+        times = found.timings[UNCAPTURED]
+        assert times.host == times.device == times.latency
+
+
+def test_processes_that_write_at_the_same_time_never_show_half_a_file(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(folder, "key", float(i))) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert not list((folder / "pygraph" / "v1").glob("*.tmp"))
