@@ -1,13 +1,14 @@
 """Measuring one workload: all variants in one process, timed in turns.
 
-First each variant alone: compiled with empty caches and run, which gives its compile time and its
-memory, then dropped with all it holds. Then all variants together (compiled from the caches of the
-first pass) are timed in rounds, one after the other in each round, so that a change of the machine's
-speed meets all of them. Medians over the rounds are kept, with the spread.
+First each variant in turn is compiled with empty caches and called a few times, which gives its compile
+time and the memory that it adds to the model's. Then all of them are timed in rounds, one after the
+other in each round, so that a change of the machine's speed meets all of them. Medians over the rounds
+are kept, with the spread.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -16,19 +17,27 @@ import os
 import statistics
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._inductor.cudagraph_trees
 import torch._inductor.utils
 from torch.utils._pytree import tree_leaves
 
 import pygraph
 from benchmarks.workloads import Inputs, Workload
+from pygraph import ops, runtime
 from pygraph.explanation.profile import profile_kernels
+from pygraph.partition import Partition
+from pygraph.transforms.graph_pass import GraphPass
+from pygraph.transforms.names import TRANSFORMS
 
 VARIANTS = ("eager", "inductor", "inductor+graphs", "pygraph", "hand-made graph")
+# What each of PyGraph's parts adds, in this order: the code transformations under Inductor's graphs,
+# then relocation instead of copies, then ("pygraph") selection.
+ABLATION = ("inductor+graphs+transforms", "pygraph, every graph")
+_RECOMPILE_LIMIT = 8  # Dynamo's, per variant; all variants compile the same code
 _FIRST_CALLS = 24  # compiling, recording, verifying and selecting happen in these
 _ROUNDS = 6
 _BLOCK_SECONDS = 0.06
@@ -46,10 +55,12 @@ class Row:
     us_spread: float  # (largest - smallest) / median over the rounds
     latency_us: float  # per call, with a synchronize after each
     host_us: float  # of the caller's thread per call
-    peak_mib: float  # device memory in use after calls, model and inputs included, CUDA context not
+    peak_mib: float  # device memory in use after calls, with model and inputs, without libraries
     compile_peak_mib: float  # the same from compilation through the first calls
     compile_s: float  # from torch.compile through the first calls, less what as many take later
     in_graphs: float  # share of the kernels of one call that ran in graphs
+    copied_bytes: int  # into the fixed inputs of graphs, in one call
+    graphs: dict[str, int]  # PyGraph's, by what became of them; empty for others
     rel_err: float  # largest difference from uncaptured Inductor / its largest value
 
 
@@ -58,7 +69,14 @@ class Variant:
 
     def __init__(self, name: str, workload: Workload, module: torch.nn.Module) -> None:
         self.name = name
-        self.row = Row(workload.name, workload.mode, workload.batch, name, *[0.0] * 9)
+        times_and_memory = [0.0] * 8
+        self.row = Row(
+            *(workload.name, workload.mode, workload.batch, name),
+            *times_and_memory,
+            copied_bytes=0,
+            graphs={},
+            rel_err=0.0,
+        )
         self._training = workload.mode == "training"
         self._module = module
         self.model: Callable[..., Any] = _compile(name, module)
@@ -122,40 +140,55 @@ def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
         return torch.compile(module)
     if name == "inductor+graphs":
         return torch.compile(module, mode="reduce-overhead")
+    if name == "inductor+graphs+transforms":
+        return torch.compile(module, options=_with_transforms())
     if name == "pygraph":
         return torch.compile(module, backend="pygraph")
+    if name == "pygraph, every graph":
+        return torch.compile(module, backend="pygraph", options={"pygraph.select": "always"})
     return module
+
+
+def _with_transforms() -> dict[str, Any]:
+    """Inductor's options for graphs, with PyGraph's code transformations."""
+    graph_pass = GraphPass(
+        enabled=frozenset(TRANSFORMS), constant=frozenset(), user_pass=None, watch=None
+    )
+    return {
+        "triton.cudagraphs": True,
+        "graph_partition": True,
+        "custom_should_partition_ops": list(ops.OUTSIDE_OF_GRAPHS),
+        "post_grad_custom_post_pass": graph_pass,
+    }
 
 
 def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Row]:
     """Measures the workload in this process. A variant that fails is left out, with a message."""
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
+    torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT * len(variants)
     torch.manual_seed(0)
     baseline = _device_mib()
     module = workload.build().cuda()
     module.train(workload.mode == "training")
     inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
-    variants = tuple(v for v in variants if v != "hand-made graph" or workload.fits_one_graph)
-    ready = []
+    model_mib = _device_mib() - baseline
+    Variant("eager", workload, module).step(inputs[0])  # loads the libraries
+    ready: list[Variant] = []
     with tempfile.TemporaryDirectory() as caches:
-        alone = {}
         for name in variants:
+            if name == "hand-made graph" and not workload.fits_one_graph:
+                continue
             try:
-                alone[name] = _measure_alone(name, workload, module, inputs, caches, baseline)
+                with _cache_folder(caches, name):
+                    ready.append(_prepare(name, workload, module, inputs, model_mib))
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
-        for name, row in alone.items():
-            with _cache_folder(caches, name):
-                variant = _make(name, workload, module, inputs)
-                variant.row = row
-                for i in range(max(workload.warm_up, _FIRST_CALLS)):
-                    variant.step(inputs[i % len(inputs)])
-            ready.append(variant)
-    _time_in_turns(ready, inputs)
+        _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
     for variant in ready:
         variant.row.in_graphs = _share_in_graphs(variant, inputs[0])
+        variant.row.copied_bytes = _copied_bytes(variant, inputs[0])
     for graph in pygraph.stats():
         if graph.state == "refused":
             print(f"  {workload.key}: {graph.name} uncaptured: {graph.reason}", flush=True)
@@ -168,33 +201,40 @@ def _make(name: str, workload: Workload, module: torch.nn.Module, inputs: list[I
     return Variant(name, workload, module)
 
 
-def _measure_alone(
+def _prepare(
     name: str,
     workload: Workload,
     module: torch.nn.Module,
     inputs: list[Inputs],
-    caches: str,
-    baseline: float,
-) -> Row:
-    _drop_everything(module)
+    model_mib: float,
+) -> Variant:
+    """A variant that is compiled and warm, its compile time and memory noted."""
+    _give_memory_back(module)
+    before = _device_mib() - model_mib
+    others = set(runtime.partitions)
     start = time.perf_counter()
-    with _cache_folder(caches, name):
-        variant = _make(name, workload, module, inputs)
-        for i in range(_FIRST_CALLS):
-            variant.step(inputs[i % len(inputs)])
-        torch.cuda.synchronize()
+    variant = _make(name, workload, module, inputs)
+    for i in range(_FIRST_CALLS):
+        variant.step(inputs[i % len(inputs)])
+    torch.cuda.synchronize()
     row = variant.row
     row.compile_s = time.perf_counter() - start
-    row.compile_peak_mib = _device_mib() - baseline
+    row.compile_peak_mib = _device_mib() - before
+    for i in range(max(0, workload.warm_up - _FIRST_CALLS)):
+        variant.step(inputs[i % len(inputs)])
     torch.cuda.empty_cache()
     start = time.perf_counter()
     for i in range(3):
         variant.step(inputs[i % len(inputs)])
-    row.peak_mib = _device_mib() - baseline
+    row.peak_mib = _device_mib() - before
     row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
-    del variant
-    _drop_everything(module)
-    return row
+    row.graphs = _states(set(runtime.partitions) - others)
+    return variant
+
+
+def _states(partitions: set[Partition]) -> dict[str, int]:
+    entries = [entry for partition in partitions for entry in partition.entries.values()]
+    return dict(collections.Counter(entry.state.value for entry in entries))
 
 
 def _device_mib() -> float:
@@ -205,11 +245,9 @@ def _device_mib() -> float:
     return (total - free) / 2**20
 
 
-def _drop_everything(module: torch.nn.Module) -> None:
-    """Back to the module and its inputs: no compiled code, graphs, gradients, workspaces."""
+def _give_memory_back(module: torch.nn.Module) -> None:
+    """What is kept beyond the module, its inputs and earlier variants: gradients, caches."""
     module.zero_grad(set_to_none=True)
-    torch._dynamo.reset()
-    torch._inductor.cudagraph_trees.reset_cudagraph_trees()
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -281,6 +319,21 @@ def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
 def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
     kernels = profile_kernels(lambda: variant.step(inputs))
     return sum(k.launch is not None for k in kernels) / len(kernels) if kernels else float("nan")
+
+
+def _copied_bytes(variant: Variant, inputs: Inputs) -> int:
+    """What one call copies into fixed inputs: CUDAGraph Trees do it by this operator, nobody else."""
+    copied = 0
+    original = torch._foreach_copy_
+
+    def counting_copy(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+        nonlocal copied
+        copied += sum(tensor.nbytes for tensor in source)
+        original(to, source)
+
+    with unittest.mock.patch.object(torch, "_foreach_copy_", counting_copy):
+        variant.step(inputs)
+    return copied
 
 
 def _compare_results(variants: list[Variant], inputs: list[Inputs]) -> None:

@@ -27,10 +27,12 @@ Function = Callable[[list[Any]], tuple[Any, ...]]
 def _capture(function: Function, args: list[Any], saved: tuple[int, ...] = ()) -> Any:
     function(list(args))
     torch.cuda.synchronize()
-    recording = recorder.record(function, args, 0, draws=False, saved=saved, capacity=1 << 36)
+    recording = recorder.record(
+        function, args, 0, draws=False, saved=saved, donated=(), capacity=1 << 36
+    )
     engine = runtime.engine()
     partition = engine.graphed_callable(function, function, 0)
-    engine.add_graph(partition, recording.graph, 1)
+    engine.add_graph(partition, recording.graph, 1, 0)
     return partition, recording.graph
 
 

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.measure import VARIANTS, measure
+from benchmarks.measure import ABLATION, VARIANTS, measure
 from benchmarks.paper import PAPER
 from benchmarks.results_table import markdown, page
 from benchmarks.workloads import WORKLOADS, Workload
@@ -148,7 +148,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PyGraph's benchmarks")
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose name contains this")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=(*VARIANTS, *ABLATION))
     parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured")
     parser.add_argument("--html", action="store_true", help="write figures and a page (matplotlib)")

@@ -14,6 +14,13 @@ namespace {
 
 constexpr uint64_t kRandomStateSize = 16;
 
+// Internal memory of this size is taken from PyTorch's allocator for each launch and given back at
+// once, so that between launches everybody else can use it. Its address seldom changes from call to
+// call, but where it does every node that uses it is updated; smaller graphs feel that, and share a
+// fixed block.
+constexpr uint64_t kLargeWorkspace = uint64_t{64} << 20;
+constexpr unsigned char kWorkspacePoison = 0xFF;
+
 class WithoutPythonLock {
  public:
   WithoutPythonLock() : state_(PyEval_SaveThread()) {}
@@ -43,6 +50,7 @@ struct CapturedGraph::Launch {
   std::vector<PhiloxPosition> positions;
   bool donated = false;
   int poison = -1;
+  c10::DataPtr own_workspace;  // if large
 };
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
@@ -133,14 +141,25 @@ void CapturedGraph::collect_input_addresses(PyObject* arguments,
   }
 }
 
+void CapturedGraph::take_workspace(Launch& launch) {
+  const uint64_t needed = workspace_needed(launch.donated);
+  if (needed < kLargeWorkspace) {
+    reserve_workspace(needed);
+  } else {
+    launch.own_workspace = c10::GetAllocator(device_.type())->allocate(needed);
+  }
+}
+
 void CapturedGraph::bind_and_launch(Launch& launch) {
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(workspace_.mutex());
   const uint64_t needed = workspace_needed(launch.donated);
-  if (workspace_.capacity() < needed) {
+  uint64_t workspace = workspace_.enter(driver_, launch.stream);
+  if (launch.own_workspace) {
+    workspace = reinterpret_cast<uint64_t>(launch.own_workspace.get());
+  } else if (workspace_.capacity() < needed) {
     throw DriverError("the workspace could not be kept", abi::kOutOfMemory);
   }
-  const uint64_t workspace = workspace_.enter(driver_, launch.stream);
   launch.addresses[executable_.workspace_slot()] = needed > 0 ? workspace : 0;
   for (size_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
@@ -155,7 +174,12 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
                                        launch.positions.data(),
                                        launch.positions.size() * kRandomStateSize, launch.stream));
   }
-  if (launch.poison >= 0) poison_outputs(launch);
+  if (launch.poison >= 0) {
+    if (needed > 0) {
+      PYGRAPH_CHECK(driver_, memset_d8_async(workspace, kWorkspacePoison, needed, launch.stream));
+    }
+    poison_outputs(launch);
+  }
   executable_.launch(launch.stream);
   ++replays;
   if (launch.donated) ++donated_replays;
@@ -176,7 +200,6 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   const c10::OptionalDeviceGuard guard(device_);
   Launch launch;
   launch.donated = gives_away(arguments, holders);
-  reserve_workspace(workspace_needed(launch.donated));
   launch.stream = torch_cuda::current_stream(device_.index());
   launch.poison = poison;
   launch.addresses.reserve(executable_.slot_count());
@@ -192,6 +215,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
   }
   launch.addresses.resize(executable_.slot_count());
+  take_workspace(launch);
   if (draws_) {
     const auto& states = linked().recording.random;
     for (size_t i = 0; i < random_.size(); ++i) {
@@ -209,6 +233,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
     throw;
   }
+  launch.own_workspace.clear();  // reused in stream order
   donations.keep();
   return build_outputs(outputs_, launch.storages, arguments);
 }

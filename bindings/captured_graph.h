@@ -35,10 +35,7 @@ class CapturedGraph {
   // Whether the graph may be replayed for these arguments.
   bool matches(PyObject* arguments) const;
 
-  // Takes `bytes` of room in the device's workspace, if that is more than it has. Throws
-  // c10::OutOfMemoryError where there is none.
-  void reserve_workspace(uint64_t bytes);
-  // Gives it back; the next replay takes what it needs.
+  // Gives its room in the device's workspace back; the next replay takes what it needs.
   void release_workspace() noexcept;
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
@@ -46,7 +43,8 @@ class CapturedGraph {
   // refuses, c10::Error if the outputs cannot be allocated; nothing was launched then.
   // `holders`: how many of the call's own lists hold the arguments; an argument with no other
   // reference is given away, and may be left without memory (see donation.h). 0: none is.
-  // `poison`: a byte that fills fresh outputs first, for verification; -1 for none.
+  // `poison`: a byte that fills fresh outputs first, for verification, and the workspace is filled
+  // with ones; -1 for none.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
   const LinkedGraph& linked() const { return executable_.linked(); }
@@ -63,8 +61,12 @@ class CapturedGraph {
 
  private:
   struct Launch;
+  // Takes `bytes` of room in the device's workspace, if that is more than it has. Throws
+  // c10::OutOfMemoryError where there is none.
+  void reserve_workspace(uint64_t bytes);
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
+  void take_workspace(Launch& launch);
   void bind_and_launch(Launch& launch);
   void poison_outputs(const Launch& launch) const;
   void plan_donations();

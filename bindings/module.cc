@@ -35,12 +35,6 @@ void bind_captured_graph(py::module_& m) {
             return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison));
           },
           py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1)
-      .def("poison_workspace",
-           [](CapturedGraph& graph, uint64_t stream) {
-             graph.reserve_workspace(graph.linked().workspace_size);
-             Workspace::of_device(graph.device().index())
-                 .fill(cuda_driver(), 0xFF, reinterpret_cast<CUstream>(stream));
-           })
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })

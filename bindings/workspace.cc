@@ -79,10 +79,4 @@ uint64_t Workspace::enter(const Driver& driver, CUstream stream) {
   return reinterpret_cast<uint64_t>(memory_.get());
 }
 
-void Workspace::fill(const Driver& driver, unsigned char value, CUstream stream) {
-  const std::lock_guard lock(mutex_);
-  if (capacity_ == 0) return;
-  PYGRAPH_CHECK(driver, memset_d8_async(enter(driver, stream), value, capacity_, stream));
-}
-
 }  // namespace pygraph

@@ -46,9 +46,6 @@ class Workspace {
   // WorkspaceBusy or DriverError.
   uint64_t enter(const Driver& driver, CUstream stream);
 
-  // Fills the workspace with a byte pattern, on the current stream. For verification.
-  void fill(const Driver& driver, unsigned char value, CUstream stream);
-
  private:
   void resize(uint64_t bytes);
 

@@ -11,10 +11,15 @@ from pygraph.fingerprint import as_integers, fingerprint
 
 # Tensors beyond this are compared by fingerprint, which takes no memory.
 LARGE_BYTES = 1 << 26
-# How far outside the spread of uncaptured runs a replay may lie, as they are only three samples.
+# How far outside the spread of uncaptured runs a replay may lie, as they are only samples.
 _SPREAD_FACTOR = 2.0
-# Two uncaptured runs that differ by more than this share of a value do not compute that value.
+# Uncaptured runs that differ by more than this share of a value do not compute that value.
 _ROUGHLY = 0.05
+# By how much, of its norm, a result may differ where the order of additions is left to chance. A
+# changed last bit can flip roundings to TF32 or bfloat16 in whatever is computed from it.
+_ROUNDING = {torch.float16: 2.0**-7, torch.bfloat16: 2.0**-7}
+_ROUNDING_OF_OTHERS = 2.0**-10
+_CHUNK = 1 << 24  # elements compared at a time
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -42,22 +47,53 @@ def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor
     return mask.all(-1) if with_ones.is_complex() else mask
 
 
-def is_within_spread(
-    replayed: torch.Tensor, expected: torch.Tensor, samples: Sequence[torch.Tensor]
-) -> bool:
-    """Whether the replay is as close to one uncaptured run as further uncaptured runs are.
+def implausible(
+    replays: Sequence[Sequence[torch.Tensor]], runs: Sequence[Sequence[torch.Tensor]]
+) -> list[int]:
+    """Positions of the results that the graph may have got wrong.
 
-    Elements that uncaptured runs do not agree on even roughly are left out.
+    replays: the results of two replays, whose fresh outputs held ones and zeros.
+    runs: the same results of several uncaptured runs.
     """
-    if all(same_bits(sample, expected) for sample in samples):
-        return same_bits(replayed, expected)  # the uncaptured runs agree with each other
-    wide = _as_doubles(expected)
-    deviations = [_as_doubles(sample) - wide for sample in samples]
-    roughly = _ROUGHLY * (wide.abs() + wide.abs().nanmedian())
-    meaningful = torch.stack([d.abs() <= roughly for d in deviations]).all(0)
-    spread = max(float(torch.where(meaningful, d, 0).norm()) for d in deviations)
-    error = float(torch.where(meaningful, _as_doubles(replayed) - wide, 0).norm())
-    return error <= _SPREAD_FACTOR * spread  # false for NaN
+    count = len(runs[0])
+    results = [[list(column) for column in zip(*kind, strict=True)] for kind in (replays, runs)]
+    differs_from_itself = any(not same_bits(run, first) for first, *more in results[1] for run in more)
+    return [
+        i for i in range(count) if not _is_plausible(results[0][i], results[1][i], differs_from_itself)
+    ]
+
+
+def _is_plausible(
+    replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor], is_left_to_chance: bool
+) -> bool:
+    """Whether a replay is as close to an uncaptured run as further uncaptured runs are.
+
+    Elements that no kernel writes, or that uncaptured runs do not agree on even roughly, are left out.
+    is_left_to_chance: whether any result of the function differs between uncaptured runs. Then a
+    difference of the size of a rounding proves nothing, even if this result did not differ in the few
+    runs there were: of a thousand sums by atomic additions, some come out another way once in a while.
+    """
+    error, spread, norm = 0.0, [0.0] * (len(runs) - 1), 0.0
+    flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (*replays, *runs)]
+    for ones, zeros, first, *others in zip(*flat, strict=True):
+        unused = unwritten(ones, zeros)
+        wide = _as_doubles(first)
+        deviations = [_as_doubles(other) - wide for other in others]
+        roughly = _ROUGHLY * (wide.abs() + wide.abs().nanmedian())
+        counts = torch.stack([d.abs() <= roughly for d in deviations]).all(0)
+        counts &= ~(unused.unsqueeze(-1) if first.is_complex() else unused)
+
+        def square(values: torch.Tensor, counts: torch.Tensor = counts) -> float:
+            return float(torch.where(counts, values, 0).square().sum())
+
+        error += square(_as_doubles(ones) - wide)
+        spread = [total + square(d) for total, d in zip(spread, deviations, strict=True)]
+        norm += square(wide)
+    if error == 0 or error <= _SPREAD_FACTOR**2 * max(spread):
+        return True
+    share = _ROUNDING.get(runs[0].dtype, _ROUNDING_OF_OTHERS)
+    is_number = runs[0].is_floating_point() or runs[0].is_complex()
+    return is_left_to_chance and is_number and error <= share**2 * norm  # false for NaN
 
 
 def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 from pygraph.selection import Decision, Trial
@@ -43,7 +44,7 @@ class Entry:
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
     has_numbers: bool = False  # among the arguments
-    compare_bits: bool = False  # fingerprints could not decide at the last verification
+    suspects: Sequence[int] = ()  # results that differed at the first verification
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
     uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first

@@ -1,60 +1,50 @@
 """Is a new graph's replay equal to the uncaptured run? Asked before the graph is trusted.
 
-The function runs uncaptured on the user's tensors, which is the call's result; the graph is replayed
-on the same inputs, those that get overwritten as clones, with the generators set back. Outputs and
+The graph is replayed on the call's inputs, those that get overwritten as clones; then the function runs
+uncaptured on the inputs themselves, the generators set back, which is the call's result. Outputs and
 written inputs must be bitwise equal. Meanwhile everything an unrelocated address could reach is
 poisoned: stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the
 verification too.
 
-Two ways, the second where much memory is at stake:
-
-    bits          keep both runs' results; look closer where they differ
-    fingerprints  keep 8 bytes per result, so that two sets of results never exist at the same time
-
-Kernels that are not deterministic (atomic additions) differ from themselves. Where bits differ, the
-function runs uncaptured twice more, and the replay must lie within the spread of those runs. By
-fingerprint that cannot be told: the verification is undecided, and the next call compares bits.
+That is the first look. Where much memory is at stake it compares fingerprints, 8 bytes per result, so
+that two sets of results never exist at the same time. Results that differ are *suspects*: they may
+come from kernels that are not deterministic (atomic additions). The next call of the signature takes a
+closer look at them, and at nothing else: several replays and uncaptured runs on clones show whether
+the results differ from themselves as much (see compare.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from operator import eq
 from typing import Any
 
 import torch
 
 from pygraph import runtime
-from pygraph.compare import (
-    LARGE_BYTES,
-    fingerprints,
-    is_within_spread,
-    same_bits,
-    unwritten,
-)
+from pygraph.compare import LARGE_BYTES, fingerprints, implausible, same_bits
 from pygraph.fingerprint import fingerprint, forget
 from pygraph.recorder import Recording
 
-log = logging.getLogger("pygraph")
-
 _ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
+_FEW_RUNS, _MANY_RUNS = 3, 8  # uncaptured runs of a closer look: at first, and where they do not tell
 
 
 @dataclasses.dataclass
 class Verification:
     """outputs: the call's result. failure: why the graph is not to be used, or empty.
 
-    undecided: the graph may be right, but only a comparison of bits can tell.
+    suspects: results that differ, where only a closer look can tell whether the graph is right.
     """
 
     outputs: Sequence[Any]
     failure: str = ""
-    undecided: bool = False
+    suspects: Sequence[int] = ()
     executable_bytes: int = 0
 
 
-class SideEffects:
+class Watch:
     """Watches one uncaptured call: which inputs does it write, and does it draw random numbers?
 
     The compiler knows most of it, but not all (buffers it may overwrite because nobody needs them
@@ -89,18 +79,14 @@ class SideEffects:
         }
 
 
-def verify(run: Run, *, compare_bits: bool = False) -> Verification:
-    """Makes the call that ``run`` was prepared for, and compares a replay of the graph with it.
+def verify(run: Run, suspects: Sequence[int] = ()) -> Verification:
+    """Makes the call that ``run`` was prepared for, and compares replays of the graph with it.
 
+    suspects: what an earlier verification of the same function found.
     Raises only what the uncaptured function raises.
     """
     before = _foreign_bytes()
-    if compare_bits or not run.is_large:
-        result = run.compare_bits()
-    elif run.overwrites:
-        result = run.compare_fingerprints_replay_first()
-    else:
-        result = run.compare_fingerprints()
+    result = run.closer_look(suspects) if suspects else run.first_look()
     # What the comparison needed beyond a replay: workspaces of the uncaptured runs, and the graph's
     # room for arguments that are kept.
     run.graph.release_workspace()
@@ -117,10 +103,9 @@ def _foreign_bytes() -> int:
 
 
 class Run:
-    """One verification: the inputs before the call, and ways to run on them again.
+    """One verification: the inputs before the call, and ways to run on copies of them.
 
-    Nothing has run when it is constructed; inputs that will be overwritten are cloned, so that may
-    raise torch.OutOfMemoryError. The call consumes ``args``, as compiled functions do.
+    Nothing has run when it is constructed. The call consumes ``args``, as compiled functions do.
     """
 
     def __init__(
@@ -137,140 +122,85 @@ class Run:
         donated = frozenset(recording.graph.donated)  # a replay overwrites these too; nobody sees it
         self._overwritten = sorted(mutated | donated)
         self._visible = sorted(mutated - donated)
-        self.overwrites = bool(self._overwritten)
-        cloned = sum(args[i].nbytes for i in self._overwritten)
-        self.is_large = recording.graph.output_bytes + cloned > LARGE_BYTES
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
-        self._pristine = _clone_shared_storages(args, self._overwritten)
 
-    def compare_bits(self) -> Verification:
-        """Keeps the outputs of both runs and compares them."""
-        kept = {i: self._args[i] for i in self._visible}
-        outputs = list(self._function(self._args))
-        offsets = self._current_offsets()
+    def first_look(self) -> Verification:
+        """One replay, then the call itself."""
+        seen: Sequence[Any] = []
+        failure = ""
+        in_bits = self.graph.output_bytes <= LARGE_BYTES
         try:
-            failure = self._compare_with_replay(outputs, kept)
-        except Exception as error:  # the call has its result; nothing here may take it away
-            failure = _describe(error)
-        finally:
-            self._set_offsets(offsets)
-        return Verification(outputs, failure)
-
-    def compare_fingerprints(self) -> Verification:
-        """For functions that overwrite nothing: can be computed again if fingerprints differ."""
-        kept = list(self._args)
-        outputs = list(self._function(self._args))
-        offsets = self._current_offsets()
-        replayed: list[Any] = []
-        try:
-            expected = fingerprints(outputs)
-            outputs.clear()
-            # The workspace is another size than what was just freed: not to be taken beside it.
-            torch.cuda.empty_cache()
-            replayed, failure = self._replay(list(kept), _ONES, gives_away=False)
-            self._set_offsets(offsets)
-            if not failure:
-                found = fingerprints(replayed)
-                if expected == found:
-                    return Verification(replayed)
-                differ = [i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b]
-                log.debug("fingerprints differ at results %s; comparing bits", differ)
+            results = self._replay(_ONES)
+            seen = results if in_bits else fingerprints(results)
+            del results
         except Exception as error:
             failure = _describe(error)
-        # Rare: once more, with both sets of outputs.
-        replayed.clear()
-        self._args = kept
-        self._set_offsets(self._offsets)
-        again = self.compare_bits()
-        again.failure = failure or again.failure
-        return again
-
-    def compare_fingerprints_replay_first(self) -> Verification:
-        """The replay consumes the clones, the uncaptured run the arguments themselves."""
-        replay_args, self._pristine = self._pristine, []
-        offsets = self._current_offsets()
-        found: list[int] = []
-        try:
-            replayed, failure = self._replay(replay_args, _ONES, gives_away=True)
-            if not failure:
-                found = fingerprints(self._results(replayed, replay_args))
-            replayed.clear()
-        except Exception as error:
-            failure = _describe(error)
-        finally:
-            replay_args.clear()
-            self._set_offsets(offsets)
-        kept = {i: self._args[i] for i in self._visible}
-        outputs = list(self._function(self._args))
+        outputs, results = self._call()
         if failure:
             return Verification(outputs, failure)
         try:
-            expected = fingerprints([*outputs, *kept.values()])
+            same = map(same_bits, seen, results) if in_bits else map(eq, seen, fingerprints(results))
+            return Verification(outputs, suspects=[i for i, is_same in enumerate(same) if not is_same])
         except Exception as error:
             return Verification(outputs, _describe(error))
-        return Verification(outputs, undecided=expected != found)
 
-    def _replay(self, args: list[Any], poison: int, *, gives_away: bool) -> tuple[list[Any], str]:
-        self._set_offsets(self._offsets)
+    def closer_look(self, suspects: Sequence[int]) -> Verification:
+        """Replays and uncaptured runs until it is clear, then the call itself. Decides."""
+        failure = ""
+        outside: Sequence[int] = []
+        try:
+            replays = [self._replay(poison, suspects) for poison in (_ONES, _ZEROS)]
+            runs = [self._run(suspects) for _ in range(_FEW_RUNS)]
+            outside = implausible(replays, runs)
+            if outside:
+                runs += [self._run(suspects) for _ in range(_MANY_RUNS - _FEW_RUNS)]
+                outside = implausible(replays, runs)
+        except Exception as error:
+            failure = _describe(error)
+        outputs, results = self._call()
+        if outside:
+            failure = (
+                f"verification failed: {len(outside)} of {len(results)} results differ from the "
+                f"uncaptured run, first is result {suspects[outside[0]]}"
+            )
+        return Verification(outputs, failure)
+
+    def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
+        """The call: its outputs, and all its results. After this the inputs are gone."""
+        self.graph.release_workspace()  # not to be held beside what the call allocates
+        self._set_offsets()
+        kept = {i: self._args[i] for i in self._visible}
+        outputs = list(self._function(self._args))
+        return outputs, self._results(outputs, kept)
+
+    def _run(self, wanted: Sequence[int]) -> list[torch.Tensor]:
+        """The wanted results of an uncaptured run on clones."""
+        args = self._clones()
+        self._set_offsets()
+        kept = {i: args[i] for i in self._visible}
+        results = self._results(self._function(args), kept)
+        return [results[i] for i in wanted]
+
+    def _replay(self, poison: int, wanted: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """All or the wanted results of a replay on clones. Raises VerificationError."""
+        args = self._clones()
+        self._set_offsets()
         try:
             self._pair.poison()
-            self.graph.poison_workspace(torch.cuda.current_stream().cuda_stream)
-            replayed = list(self.graph.replay(args, gives_away, poison))
+            outputs = list(self.graph.replay(args, True, poison))
         except runtime.engine().DriverError as error:
-            return [], f"the graph cannot be launched: {error}"
+            raise VerificationError(f"the graph cannot be launched: {error}") from error
         torch.cuda.current_stream().synchronize()
         if not self._pair.untouched():
-            return replayed, "verification failed: the graph writes to memory it was recorded with"
-        return replayed, ""
+            raise VerificationError(
+                "verification failed: the graph writes to memory it was recorded with"
+            )
+        results = self._results(outputs, args)
+        return results if wanted is None else [results[i] for i in wanted]
 
-    def _compare_with_replay(self, outputs: Sequence[Any], kept: dict[int, Any]) -> str:
-        replay_args = self._fresh_args()
-        replay_outputs, failure = self._replay(replay_args, _ONES, gives_away=True)
-        if failure:
-            return failure
-        expected = self._results(outputs, kept)
-        replayed = self._results(replay_outputs, replay_args)
-        different = {
-            i: replayed[i] for i, result in enumerate(expected) if not same_bits(replayed[i], result)
-        }
-        del replay_outputs, replay_args, replayed  # only what differs is kept from here on
-        if not different:
-            return ""
-        ones, zeros = (self._replay_again(poison, different) for poison in (_ONES, _ZEROS))
-        samples = [self._run_again(different) for _ in range(2)]
-
-        def is_outside(i: int) -> bool:
-            unused = unwritten(ones[i], zeros[i])
-            tensors = (different[i], expected[i], *(sample[i] for sample in samples))
-            masked = [t.masked_fill(unused, 0) for t in tensors]
-            return not is_within_spread(masked[0], masked[1], masked[2:])
-
-        outside = [i for i in different if is_outside(i)]
-        if not outside:
-            return ""
-        return (
-            f"verification failed: {len(outside)} of {len(expected)} results differ from the "
-            f"uncaptured run, first is result {outside[0]}"
-        )
-
-    def _replay_again(self, poison: int, wanted: Iterable[int]) -> dict[int, torch.Tensor]:
-        args = self._fresh_args()
-        replayed, failure = self._replay(args, poison, gives_away=False)
-        if failure:
-            raise RuntimeError(failure)
-        results = self._results(replayed, args)
-        return {i: results[i] for i in wanted}
-
-    def _run_again(self, wanted: Iterable[int]) -> dict[int, torch.Tensor]:
-        args = self._fresh_args()
-        kept = {i: args[i] for i in self._visible}
-        self._set_offsets(self._offsets)
-        results = self._results(self._function(args), kept)
-        return {i: results[i] for i in wanted}
-
-    def _fresh_args(self) -> list[Any]:
-        return _clone_shared_storages(self._pristine, self._overwritten)
+    def _clones(self) -> list[Any]:
+        return _clone_shared_storages(self._args, self._overwritten)
 
     def _results(
         self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
@@ -279,17 +209,20 @@ class Run:
         written = [args[i] for i in self._visible]
         return [t.cuda() for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
 
-    def _current_offsets(self) -> list[int]:
-        return [generator.get_offset() for generator in self._generators]
-
-    def _set_offsets(self, offsets: Iterable[int]) -> None:
-        for generator, offset in zip(self._generators, offsets, strict=True):
+    def _set_offsets(self) -> None:
+        for generator, offset in zip(self._generators, self._offsets, strict=True):
             generator.set_offset(offset)
+
+
+class VerificationError(RuntimeError):
+    """The reason a graph is not to be used, in words for the report."""
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory while verifying"
+    if isinstance(error, VerificationError):
+        return str(error)
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"verification failed with {type(error).__name__}: {first_line}"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import partition, runtime
+from pygraph import recording_policy, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Tests count replays; selection has tests of its own.
     monkeypatch.setenv("PYGRAPH_SELECT", "always")
     # Tests call few times; that varying shapes are recorded late is a test of its own.
-    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE", 100)
-    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
+    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE", 100)
+    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import partition
+from pygraph import recording_policy
 
 from .support import captured, compiled, randn
 
@@ -43,7 +43,7 @@ def test_the_least_recently_used_graph_is_dropped() -> None:
 
 
 def test_shapes_that_vary_are_recorded_only_when_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "_RECORDED_AT_ONCE_IF_DYNAMIC", 0)
+    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 0)
     model = compiled(_function, dynamic=True)
     _run(model, [size for size in range(16, 80, 8) for _ in range(3)])
     assert captured() == []

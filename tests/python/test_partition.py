@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from types import SimpleNamespace
@@ -10,30 +11,29 @@ import pytest
 import torch
 
 from pygraph import recorder, runtime, verify
-from pygraph.entry import Entry, PartitionInfo, State
+from pygraph.capture import Attempt, SideEffects, attempt
+from pygraph.entry import Entry, PartitionInfo
 from pygraph.options import Options
-from pygraph.partition import Function, Partition
+from pygraph.partition import Partition
 from pygraph.recorder import Recording
+from pygraph.recording_policy import RecordingPolicy
+
+_INFO = PartitionInfo(
+    name="forward",
+    device=0,
+    argument_count=1,
+    counts_numbers=True,
+    static=frozenset({0}),
+    mutated=frozenset({1}),
+    is_backward=False,
+    saved=(),
+    on_host=frozenset(),
+)
 
 
-def _partition(
-    argument_count: int,
-    counts_numbers: bool,
-    options: Options = Options(),  # noqa: B008
-    function: Function = lambda args: args,
-) -> Partition:
-    info = PartitionInfo(
-        name="forward",
-        device=0,
-        argument_count=argument_count,
-        counts_numbers=counts_numbers,
-        static=frozenset({0}),
-        mutated=frozenset({1}),
-        is_backward=False,
-        saved=(),
-        on_host=frozenset(),
-    )
-    return Partition(function, info, options)
+def _partition(argument_count: int, counts_numbers: bool) -> Partition:
+    info = dataclasses.replace(_INFO, argument_count=argument_count, counts_numbers=counts_numbers)
+    return Partition(lambda args: args, info, Options())
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,6 @@ class _Graph:
         self.unexplained_words = unexplained_words
         self._launches = launches
 
-    def poison_workspace(self, stream: int) -> None:
-        pass
-
     def release_workspace(self) -> None:
         pass
 
@@ -92,9 +89,9 @@ class _Graph:
         return [args[0] + 1]
 
 
-def _record_and_verify(
+def _attempt(
     monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, verify_graphs: bool
-) -> Entry:
+) -> Attempt:
     """One second call with a recording that yields ``graph``; the result must be right in any case."""
 
     def record(*args: object, **kwargs: object) -> Recording:
@@ -109,20 +106,21 @@ def _record_and_verify(
     monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    monkeypatch.setattr(Partition, "_keep", lambda self, graph: None)
-    partition = _partition(
-        1, True, Options(select="always", verify=verify_graphs), lambda args: [args[0] + 1]
-    )
-    entry = Entry()
     x = torch.ones(4)
-    outputs = partition._record_and_verify(entry, [x])
-    assert torch.equal(outputs[0], x + 1)
-    return entry
+
+    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + 1]
+
+    options = Options(verify=verify_graphs)
+    result = attempt(add_one, add_one, [x], _INFO, options, SideEffects(), ())
+    assert torch.equal(result.outputs[0], x + 1)
+    return result
 
 
 @pytest.mark.parametrize("verify_graphs", [True, False])
 def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_graphs: bool) -> None:
-    assert _record_and_verify(monkeypatch, _Graph(), verify_graphs).state is State.CAPTURED
+    graph = _Graph()
+    assert _attempt(monkeypatch, graph, verify_graphs).graph is graph
 
 
 @pytest.mark.parametrize("verify_graphs", [True, False])
@@ -137,53 +135,54 @@ def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_gr
 def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, reason: str, verify_graphs: bool
 ) -> None:
-    entry = _record_and_verify(monkeypatch, graph, verify_graphs)
-    assert entry.state is State.REFUSED
-    assert reason in entry.reason
+    result = _attempt(monkeypatch, graph, verify_graphs)
+    assert result.graph is None
+    assert reason in result.failure
 
 
 def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = _record_and_verify(monkeypatch, _Graph(unexplained_words=1), verify_graphs=False)
-    assert entry.state is State.REFUSED
-    entry = _record_and_verify(monkeypatch, _Graph(unexplained_words=1), verify_graphs=True)
-    assert entry.state is State.CAPTURED
+    graph = _Graph(unexplained_words=1)
+    assert _attempt(monkeypatch, graph, verify_graphs=False).graph is None
+    assert _attempt(monkeypatch, graph, verify_graphs=True).graph is graph
 
 
-def _worth(partition: Partition, **entry: float | bool) -> bool:
-    return partition._is_worth_recording(Entry(**entry))  # type: ignore[arg-type]
+def _worth(policy: RecordingPolicy, **entry: float | bool) -> bool:
+    return policy.is_worth_recording(Entry(**entry))  # type: ignore[arg-type]
+
+
+def _after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
+    policy = RecordingPolicy(max_graphs)
+    for _ in range(4):
+        policy.note_recording(0.1)
+    return policy
 
 
 def test_static_shapes_are_recorded_at_once_and_varying_ones_when_it_pays() -> None:
-    partition = _partition(1, True)
-    assert _worth(partition, has_numbers=False)
-    assert not _worth(partition, has_numbers=True, uncaptured_seconds=0.01)
-    assert _worth(partition, has_numbers=True, uncaptured_seconds=0.06)
-    partition._recordings, partition._recording_seconds = 4, 0.4  # 0.1 s each
-    assert not _worth(partition, uncaptured_seconds=0.09)
-    assert _worth(partition, uncaptured_seconds=0.11)
-    partition.reset()
-    assert _worth(partition, has_numbers=False)
+    fresh = RecordingPolicy(256)
+    assert _worth(fresh, has_numbers=False)
+    assert not _worth(fresh, has_numbers=True, uncaptured_seconds=0.01)
+    assert _worth(fresh, has_numbers=True, uncaptured_seconds=0.06)
+    later = _after_four_recordings()
+    assert not _worth(later, uncaptured_seconds=0.09)
+    assert _worth(later, uncaptured_seconds=0.11)
 
 
-def test_a_dynamic_program_is_recorded_after_it_has_cost_as_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dynamic_program_is_recorded_after_it_has_cost_as_much() -> None:
     """After 50 calls of a millisecond, as a recording is assumed to take 50."""
-    partition = _partition(1, True)
+    policy = RecordingPolicy(256)
     entry = Entry(has_numbers=True)
     calls = 0
-    while not partition._is_worth_recording(entry):
+    while not policy.is_worth_recording(entry):
         entry.uncaptured_seconds += 0.001
         calls += 1
     assert calls <= 51
 
 
 def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
-    partition = _partition(1, True, Options(max_graphs=4))
-    partition._recordings, partition._recording_seconds = 4, 0.4  # 0.1 s each
+    policy = _after_four_recordings(max_graphs=4)
     prices = []
-    for dropped in (0, 3, 4, 8, 16):
-        partition._dropped = dropped
+    for dropped in (0, 3, 1, 4, 8):  # 0, 3, 4, 8 and 16 in all
+        policy.note_dropped(dropped)
         steps = range(10_000)
-        prices.append(next(n for n in steps if _worth(partition, uncaptured_seconds=n / 100)) / 10)
+        prices.append(next(n for n in steps if _worth(policy, uncaptured_seconds=n / 100)) / 10)
     assert prices == [1, 1, 2, 4, 16]

@@ -1,0 +1,74 @@
+"""One call that is recorded, and verified against the uncaptured run. Always makes the call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pygraph import recorder, runtime, verify
+from pygraph.entry import PartitionInfo
+from pygraph.options import Options
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SideEffects:
+    """What a function does besides returning results, as far as it is known."""
+
+    mutated: frozenset[int] = frozenset()  # positions of inputs that it writes
+    draws: bool = False  # whether it uses the device's default generator
+
+
+@dataclasses.dataclass
+class Attempt:
+    """outputs: the call's result. graph: to be used from now on; None if it failed or is suspect.
+
+    failure: why it failed, for good. suspects: results that the next attempt is to look at closer.
+    """
+
+    outputs: Sequence[Any]
+    graph: Any = None  # pygraph._engine.CapturedGraph
+    failure: str = ""
+    suspects: Sequence[int] = ()
+    executable_bytes: int = 0
+
+
+def attempt(
+    function: Function,
+    uncaptured: Function,
+    args: list[Any],
+    info: PartitionInfo,
+    options: Options,
+    effects: SideEffects,
+    suspects: Sequence[int],
+) -> Attempt:
+    """Records ``function`` on ``args`` and makes the call, by ``uncaptured`` or by the graph.
+
+    suspects: what an earlier attempt found. Raises only what ``uncaptured`` raises.
+    """
+    try:
+        donated = runtime.engine().given_away(args) if info.is_backward else []
+        recording = recorder.record(
+            function,
+            args,
+            info.device,
+            draws=effects.draws,
+            saved=info.saved,
+            donated=donated,
+            capacity=options.record_capacity_gib << 30,
+        )
+    except Exception as error:  # any failure of a recording leaves the program uncaptured
+        return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
+    if options.verify:
+        result = verify.verify(verify.Run(uncaptured, args, recording, effects.mutated), suspects)
+        graph = None if result.failure or result.suspects else recording.graph
+        return Attempt(result.outputs, graph, result.failure, result.suspects, result.executable_bytes)
+    if recording.graph.unexplained_words > 0:
+        reason = "some parameters look like unknown addresses, and verify is off"
+        return Attempt(uncaptured(args), failure=reason)
+    try:
+        return Attempt(recording.graph.replay(args, False), recording.graph)
+    except RuntimeError as error:  # nothing was launched
+        return Attempt(uncaptured(args), failure=recorder.describe_failure(error))

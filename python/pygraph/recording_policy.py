@@ -1,0 +1,45 @@
+"""When is a signature worth a recording? Programs whose shapes vary could record for ever."""
+
+from __future__ import annotations
+
+from pygraph.entry import Entry
+
+# So many signatures are recorded at their second call; for the others a recording must first have
+# been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
+_RECORDED_AT_ONCE = 2
+_RECORDED_AT_ONCE_IF_DYNAMIC = 0
+_ASSUMED_SECONDS = 0.05  # a recording, before the first one has shown what it takes
+
+
+class RecordingPolicy:
+    """Of one partition. Not thread-safe beyond Python's lock."""
+
+    def __init__(self, max_graphs: int) -> None:
+        """max_graphs: how many graphs are kept at a time."""
+        self._max_graphs = max_graphs
+        self._recordings = 0
+        self._seconds = 0.0
+        self._dropped = 0
+
+    def note_recording(self, seconds: float) -> None:
+        """A signature was recorded, whatever came of it."""
+        self._recordings += 1
+        self._seconds += seconds
+
+    def note_dropped(self, graphs: int) -> None:
+        """So many graphs made room for others."""
+        self._dropped += graphs
+
+    def is_worth_recording(self, entry: Entry) -> bool:
+        """Whether the signature has cost as much uncaptured as a recording would.
+
+        Nobody knows how often a shape will come back. Recording it once that has cost what the
+        recording costs is never more than twice as slow as knowing the future.
+        """
+        at_once = _RECORDED_AT_ONCE_IF_DYNAMIC if entry.has_numbers else _RECORDED_AT_ONCE
+        if self._recordings < at_once:
+            return True
+        price = self._seconds / self._recordings if self._recordings > 0 else _ASSUMED_SECONDS
+        # Each time that all kept graphs were pushed out by others, recording has paid less.
+        turnovers = min(self._dropped // self._max_graphs, 60)
+        return entry.uncaptured_seconds >= price * (1 << turnovers)

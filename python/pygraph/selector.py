@@ -1,0 +1,163 @@
+"""Selection for one partition: runs trials, keeps decisions, looks at them again now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import decisions, recorder, runtime
+from pygraph.entry import Entry, State
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Trial, timed
+
+if TYPE_CHECKING:
+    from pygraph.partition import Partition
+
+log = logging.getLogger("pygraph")
+
+# After so many graphs in a row that were selected, further shapes need no trial.
+_AGREEING_TRIALS = 3
+# A decision is looked at once in so many calls: one call is timed. Where its time is another than
+# when it was decided, by this factor and several times in a row, the decision is made anew.
+_CALLS_PER_LOOK = 1000
+_BAND = 1.5
+_LOOKS_OUTSIDE = 3
+
+
+class Selector:
+    """Takes a partition's calls from the moment that a graph was captured to the decision, and later
+    those that look at it. Not thread-safe beyond Python's lock; one trial runs at a time."""
+
+    def __init__(self, partition: Partition, mode: str) -> None:
+        """mode: the option ``pygraph.select``."""
+        self._partition = partition
+        self._mode = mode
+        self._graphs_in_a_row = 0
+
+    def prepare(self, key: bytes, entry: Entry) -> None:
+        """A new signature: what is known of it already?"""
+        if self._mode == "never":
+            entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
+        elif self._mode == "auto":
+            info = self._partition.info
+            entry.key = decisions.key_of(info.program, key, info.device)
+            entry.decision = decisions.load(entry.key)
+            if entry.decision is not None and entry.decision.selected == UNCAPTURED:
+                entry.state, entry.reason = State.NOT_SELECTED, _reason(entry.decision)
+
+    def captured(self, entry: Entry) -> None:
+        """The entry has a verified graph: to be used, or to be tried."""
+        is_open = self._mode == "auto" and entry.decision is None
+        if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
+            self._start_trial(entry)
+        else:
+            self._keep(entry)
+
+    def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """One call of a trial."""
+        if not runtime.record_lock.acquire(blocking=False):
+            return self._partition.uncaptured(args)  # another thread measures or records
+        try:
+            trial = entry.trial
+            if trial is None:  # decided by another thread meanwhile
+                return self._partition.uncaptured(args)
+            outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
+            decision = trial.add(sample) if sample is not None else None
+            if decision is not None:
+                self._decide(key, entry, decision)
+            return outputs
+        finally:
+            runtime.record_lock.release()
+
+    def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call whose decision is due for a look, or that the engine does not know yet."""
+        has_graph = entry.state is State.CAPTURED
+        if has_graph:
+            self._keep(entry)
+        else:
+            looks = _CALLS_PER_LOOK if entry.decision is not None else 0
+            runtime.engine().add_without_graph(self._partition.callable, args, looks)
+        is_new = entry.looks == 0 and not has_graph
+        entry.looks += 1
+        if is_new or entry.decision is None or not runtime.record_lock.acquire(blocking=False):
+            return self._partition.uncaptured(args)
+        try:
+            variant = entry.decision.selected
+            outputs, sample = self._timed(entry, variant, args, sleep=0.0)
+        finally:
+            runtime.record_lock.release()
+        if sample is not None and sample.latency is not None and entry.decision is not None:
+            measured = entry.decision.timings[variant].latency
+            is_outside = not measured / _BAND < sample.latency < measured * _BAND
+            entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
+            if entry.looks_outside >= _LOOKS_OUTSIDE:
+                self._decide_anew(key, entry)
+        return outputs
+
+    def _start_trial(self, entry: Entry) -> None:
+        kept = entry.graph.workspace_bytes + entry.executable_bytes
+        entry.state = State.MEASURING
+        entry.trial = Trial({UNCAPTURED: 0, REPLAYED: kept})
+
+    def _timed(
+        self, entry: Entry, variant: str, args: list[Any], sleep: float
+    ) -> tuple[Sequence[Any], Sample | None]:
+        """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured."""
+        with torch.cuda.device(self._partition.info.device):
+            if variant == UNCAPTURED:
+                return timed(lambda: self._partition.uncaptured(args), sleep)
+            try:
+                outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
+                args.clear()
+                return outputs, sample
+            except torch.OutOfMemoryError:
+                pass  # this call only: uncaptured, the same request may free caches or raise
+            except RuntimeError as error:  # nothing was launched
+                self._partition.refuse(entry, recorder.describe_failure(error))
+            return self._partition.uncaptured(args), None
+
+    def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
+        entry.trial, entry.decision = None, decision
+        decisions.save(entry.key, decision)
+        log.info(
+            "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
+        )
+        if decision.selected == UNCAPTURED:
+            self._graphs_in_a_row = 0
+            entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
+        else:
+            self._graphs_in_a_row += 1
+            entry.state = State.CAPTURED
+            if self._partition.entries.get(key) is entry:  # not reset meanwhile
+                self._keep(entry)
+
+    def _decide_anew(self, key: bytes, entry: Entry) -> None:
+        partition = self._partition
+        log.info("%s: its time has left the band that was measured", partition.info.name)
+        decisions.forget(entry.key)
+        entry.decision, entry.looks_outside = None, 0
+        self._graphs_in_a_row = 0
+        if entry.state is State.CAPTURED:
+            runtime.engine().remove_graph(partition.callable, entry.graph)
+            self._start_trial(entry)
+        else:
+            runtime.engine().clear_without_graph(partition.callable)
+            partition.entries.pop(key, None)  # recorded anew
+
+    def _keep(self, entry: Entry) -> None:
+        self._partition.keep(entry.graph, _CALLS_PER_LOOK if entry.decision is not None else 0)
+
+
+def _reason(decision: Decision) -> str:
+    """Why no graph was selected."""
+    uncaptured = decision.timings[UNCAPTURED]
+    graph = min(
+        (timing for name, timing in decision.timings.items() if name != UNCAPTURED),
+        key=lambda timing: timing.period,
+    )
+    return (
+        f"a graph gains nothing here: {graph.period * 1e6:.0f} us per call, "
+        f"uncaptured {uncaptured.period * 1e6:.0f} us"
+    )

@@ -1,0 +1,204 @@
+"""Trials and decisions of a partition, on a made-up engine and clock; no GPU needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import decisions, runtime, selector
+from pygraph.entry import Entry, State
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample
+from pygraph.selector import Selector
+
+
+class _Partition:
+    """What a selector needs of a partition."""
+
+    info = SimpleNamespace(name="forward", device=0, program="program")
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.callable = object()
+        self.kept: list[Any] = []
+        self.refused = ""
+
+    def uncaptured(self, args: list[Any]) -> list[Any]:
+        return [args[0], UNCAPTURED]
+
+    def keep(self, graph: Any, calls_per_look: int) -> None:
+        self.kept.append((graph, calls_per_look))
+
+    def refuse(self, entry: Entry, reason: str) -> None:
+        entry.state, self.refused = State.REFUSED, reason
+
+
+class _Graph:
+    workspace_bytes = 100
+    error: Exception | None = None
+
+    def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return [args[0], REPLAYED]
+
+
+class _World:
+    """The clock: seconds that each variant takes, on the host and on the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = {UNCAPTURED: (5e-3, 1e-3), REPLAYED: (1e-4, 1e-3)}
+        self.disk: dict[str, Decision] = {}
+        self.without_graph: list[int] = []
+        self.removed: list[Any] = []
+        engine = SimpleNamespace(
+            add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
+            clear_without_graph=lambda callable: None,
+            remove_graph=lambda callable, graph: self.removed.append(graph),
+        )
+        monkeypatch.setattr(runtime, "engine", lambda: engine)
+        monkeypatch.setattr(selector, "timed", self._timed)
+        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        monkeypatch.setattr(decisions, "key_of", lambda program, key, device: "key")
+        monkeypatch.setattr(decisions, "load", self.disk.get)
+        monkeypatch.setattr(decisions, "save", self.disk.__setitem__)
+        monkeypatch.setattr(decisions, "forget", lambda key: self.disk.pop(key, None))
+
+    def _timed(self, run: Callable[[], list[Any]], sleep: float) -> tuple[list[Any], Sample]:
+        result = run()
+        host, device = self.times[result[1]]
+        if sleep > 0:
+            return result, Sample(host, device=device)
+        return result, Sample(host, latency=max(host, device))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> _World:
+    return _World(monkeypatch)
+
+
+def _captured(mode: str = "auto") -> tuple[_Partition, Selector, Entry]:
+    """A partition whose one signature has just been captured."""
+    partition = _Partition()
+    subject = Selector(partition, mode)  # type: ignore[arg-type]
+    entry = partition.entries[b"key"] = Entry(graph=_Graph(), state=State.CAPTURED)
+    subject.prepare(b"key", entry)
+    subject.captured(entry)
+    return partition, subject, entry
+
+
+def _try_to_the_end(subject: Selector, entry: Entry) -> int:
+    for calls in range(100):
+        if entry.state is not State.MEASURING:
+            return calls
+        assert subject.run(b"key", entry, [calls])[0] == calls
+    raise AssertionError("no decision")
+
+
+def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: _World) -> None:
+    partition, subject, entry = _captured()
+    assert (entry.state, partition.kept) == (State.MEASURING, [])
+    _try_to_the_end(subject, entry)
+    assert entry.state is State.CAPTURED
+    assert partition.kept == [(entry.graph, selector._CALLS_PER_LOOK)]
+    assert world.disk["key"].selected == REPLAYED
+
+
+def test_a_graph_that_loses_is_given_up(world: _World) -> None:
+    world.times[REPLAYED] = (1e-4, 6e-3)
+    partition, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    assert (entry.state, entry.graph, partition.kept) == (State.NOT_SELECTED, None, [])
+    assert "6000 us per call, uncaptured 5000 us" in entry.reason
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_without_auto_nothing_is_tried(world: _World, mode: str) -> None:
+    partition, _, entry = _captured(mode)
+    assert partition.kept == [(entry.graph, 0)]
+    assert world.disk == {}
+    fresh = Entry()
+    Selector(partition, mode).prepare(b"other", fresh)  # type: ignore[arg-type]
+    assert fresh.state is (State.NOT_SELECTED if mode == "never" else State.UNCAPTURED)
+
+
+def test_a_decision_from_disk_needs_no_trial(world: _World) -> None:
+    _, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    partition, _, again = _captured()
+    assert (again.state, len(partition.kept)) == (State.CAPTURED, 1)
+    world.disk["key"] = Decision(UNCAPTURED, world.disk["key"].timings)
+    fresh = Entry()
+    subject.prepare(b"key", fresh)
+    assert fresh.state is State.NOT_SELECTED
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(torch.OutOfMemoryError("no"), State.MEASURING), (RuntimeError("no"), State.REFUSED)],
+)
+def test_a_replay_that_fails_leaves_the_call_uncaptured(
+    world: _World, error: Exception, state: State
+) -> None:
+    _, subject, entry = _captured()
+    entry.graph.error = error
+    for i in range(4):
+        if entry.state is State.MEASURING:
+            assert subject.run(b"key", entry, [i]) == [i, UNCAPTURED]
+    assert entry.state is state
+
+
+def test_after_three_graphs_further_shapes_need_no_trial(world: _World) -> None:
+    partition, subject, entry = _captured()
+    for _ in range(selector._AGREEING_TRIALS):
+        assert entry.state is State.MEASURING
+        _try_to_the_end(subject, entry)
+        entry = Entry(graph=_Graph(), state=State.CAPTURED)
+        subject.captured(entry)
+        partition.entries[b"key"] = entry
+    assert entry.state is State.CAPTURED
+
+
+def test_a_graph_whose_time_leaves_the_band_is_tried_again(world: _World) -> None:
+    _, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    for _ in range(5):
+        subject.look(b"key", entry, [0])
+    assert entry.state is State.CAPTURED
+    world.times[REPLAYED] = (1e-4, 9e-3)
+    looks = 0
+    while entry.state is State.CAPTURED:
+        subject.look(b"key", entry, [0])
+        looks += 1
+    assert (looks, entry.state) == (selector._LOOKS_OUTSIDE, State.MEASURING)
+    assert world.removed == [entry.graph]
+    assert world.disk == {}
+    _try_to_the_end(subject, entry)
+    assert entry.state is State.NOT_SELECTED
+
+
+def test_an_uncaptured_decision_whose_time_leaves_the_band_is_forgotten(world: _World) -> None:
+    world.times[UNCAPTURED] = (1e-4, 1e-3)
+    partition, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    assert entry.state is State.NOT_SELECTED
+    subject.look(b"key", entry, [0])  # makes it known to the engine
+    assert world.without_graph == [selector._CALLS_PER_LOOK]
+    world.times[UNCAPTURED] = (9e-3, 1e-3)
+    for _ in range(selector._LOOKS_OUTSIDE):
+        assert b"key" in partition.entries
+        assert subject.look(b"key", entry, [0]) == [0, UNCAPTURED]
+    assert partition.entries == {}
+
+
+def test_a_refused_signature_is_never_timed(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selector, "timed", None)
+    _, subject, entry = _captured()
+    entry.state, entry.decision = State.REFUSED, None
+    for i in range(3):
+        assert subject.look(b"key", entry, [i]) == [i, UNCAPTURED]
+    assert world.without_graph == [0, 0, 0]
