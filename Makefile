@@ -20,7 +20,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: run test test-engine test-python sanitize lint lint-bindings format bench clean
+.PHONY: run test test-engine test-python sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
@@ -58,6 +58,12 @@ format: $(READY)
 
 bench: $(SITE)/ready
 	$(PY) -m benchmarks.run
+
+# The ways to give a graph other addresses; needs nvcc.
+bench-indirection:
+	mkdir -p build
+	nvcc -std=c++17 -O2 -arch=native -rdc=true -o build/indirection benchmarks/indirection.cu -lcudadevrt
+	./build/indirection
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
