@@ -1,6 +1,8 @@
 """The results as figures: PNG and SVG beside the JSON.
 
 python -m benchmarks.figures RESULTS.json [FOLDER]
+
+RESULTS.json is a suite's, or a list of what indirection.cu prints.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ from matplotlib.figure import Figure
 from benchmarks.results_table import Group, geometric_mean, groups_of
 
 _GRAPHS, _PYGRAPH = "inductor+graphs", "pygraph"
+_STAGES = {  # the ablation, in its order
+    _GRAPHS: "Inductor + graphs",
+    "inductor+graphs+transforms": "+ transformations",
+    "pygraph, every graph": "+ relocation",
+    _PYGRAPH: "+ selection (PyGraph)",
+}
 _NAMES = {_GRAPHS: "Inductor + graphs", _PYGRAPH: "PyGraph"}
 _COLOURS = {_GRAPHS: "#9aa5b1", _PYGRAPH: "#2a7a4b"}
 
@@ -38,7 +46,7 @@ def speed_up(groups: list[Group]) -> Figure:
 
 
 def compile_time(groups: list[Group]) -> Figure:
-    """Seconds to the end of the fourth call, with empty caches."""
+    """Seconds that the first calls take longer than later ones, with empty caches."""
     rows = [group for group in groups if {_GRAPHS, _PYGRAPH} <= group.rows.keys()]
     return _bars(rows, lambda row, group: row["compile_s"], "seconds to compile")
 
@@ -68,11 +76,41 @@ def memory(groups: list[Group]) -> Figure:
     )
 
 
+def ablation(groups: list[Group]) -> Figure:
+    """What each part adds, in throughput over Inductor's."""
+    rows = [group for group in groups if {"inductor", *_STAGES} <= group.rows.keys()]
+    names = [group.label for group in rows]
+    figure, axes = plt.subplots(figsize=(max(5.0, 0.9 * len(names) + 2), 3.6), layout="constrained")
+    greys = plt.get_cmap("Greens")
+    for i, (backend, label) in enumerate(_STAGES.items()):
+        values = [group.rows["inductor"]["us"] / group.rows[backend]["us"] for group in rows]
+        positions = [x + (i - 1.5) * 0.2 for x in range(len(names))]
+        axes.bar(positions, values, 0.19, label=label, color=greys(0.3 + 0.2 * i))
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+    axes.set_ylabel("speed-up over Inductor")
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def copies(groups: list[Group]) -> Figure:
+    """MiB that a call copies into fixed inputs."""
+    rows = [
+        group
+        for group in groups
+        if all((group.rows.get(name) or {}).get("copied_bytes") is not None for name in _NAMES)
+    ]
+    return _bars(rows, lambda row, group: row["copied_bytes"] / 2**20, "MiB copied per call")
+
+
 FIGURES: dict[str, Callable[[list[Group]], Figure]] = {
     "speed_up": speed_up,
     "compile_time": compile_time,
     "coverage": coverage,
     "memory": memory,
+    "ablation": ablation,
+    "copies": copies,
 }
 
 
@@ -103,6 +141,29 @@ def _bars(
     return figure
 
 
+def indirection(measurements: list[dict[str, Any]]) -> Figure:
+    """Latency of the ways to give a graph other addresses (lines of benchmarks/indirection.cu)."""
+    figure, axes = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    for way in dict.fromkeys(m["way"] for m in measurements):
+        for size, style in ((4096, "-"), (262144, "--")):
+            line = [m for m in measurements if m["way"] == way and m["bytes"] == size]
+            axes.plot(
+                [m["parameters"] for m in line],
+                [m["latency_us"] for m in line],
+                style,
+                marker="o",
+                markersize=3,
+                label=f"{way}, {size >> 10} KiB each",
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("parameters that change")
+    axes.set_ylabel("us per launch, synchronized")
+    axes.legend(frameon=False, fontsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def write(document: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes every figure as PNG and SVG; the paths of the SVGs."""
     groups = groups_of(document)
@@ -120,7 +181,11 @@ def write(document: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
 def main() -> int:
     source = pathlib.Path(sys.argv[1])
     folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else source.parent
-    for path in write(json.loads(source.read_text()), folder):
+    document = json.loads(source.read_text())
+    if isinstance(document, list):
+        indirection(document).savefig(folder / "indirection.svg")
+        return 0
+    for path in write(document, folder):
         print(path)
     return 0
 

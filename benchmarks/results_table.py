@@ -100,6 +100,46 @@ def page(document: dict[str, Any], figures: Sequence[pathlib.Path]) -> str:
     )
 
 
+_DETAIL_HEADINGS = (
+    *("Workload", "MiB copied per call: + graphs", "PyGraph"),
+    *("graphs used", "not selected", "refused"),
+    *("share of the hand-made graph's speed, synchronized: + graphs", "PyGraph"),
+    *("compile s: + graphs", "PyGraph", "peak MiB while compiling: + graphs", "PyGraph"),
+)
+
+
+def details(document: dict[str, Any]) -> str:
+    """A second table: copies, what became of the graphs, distance to the floor, compilation."""
+    groups = [group for group in groups_of(document) if group.rows["pygraph"].get("graphs")]
+    lines = [
+        f"| {' | '.join(_DETAIL_HEADINGS)} |",
+        "|" + "---|" * len(_DETAIL_HEADINGS),
+        *(f"| {' | '.join(_detail_cells(group))} |" for group in groups),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _detail_cells(group: Group) -> list[str]:
+    rows, own = group.rows, group.rows["pygraph"]
+    both = (rows.get("inductor+graphs"), own)
+    floor = rows.get("hand-made graph")
+
+    def numbers(key: str, scale: float, digits: int) -> list[str]:
+        return ["-" if row is None else f"{row[key] / scale:.{digits}f}" for row in both]
+
+    return [
+        group.label,
+        *numbers("copied_bytes", 2**20, 2),
+        *(str(own["graphs"].get(state, 0)) for state in ("captured", "not selected", "refused")),
+        *(
+            "-" if floor is None or row is None else f"{floor['latency_us'] / row['latency_us']:.2f}"
+            for row in both
+        ),
+        *numbers("compile_s", 1, 1),
+        *numbers("compile_peak_mib", 1, 0),
+    ]
+
+
 def _caption(document: dict[str, Any]) -> str:
     machine = document["machine"]
     return (

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.measure import ABLATION, VARIANTS, measure
 from benchmarks.paper import PAPER
-from benchmarks.results_table import markdown, page
+from benchmarks.results_table import details, markdown, page
 from benchmarks.workloads import WORKLOADS, Workload
 
 _FOLDER = pathlib.Path(__file__).parent / "results"
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _print_rows(rows, console)
             progress.advance(task)
     table = markdown(document)
-    path.with_suffix(".md").write_text(table)
+    path.with_suffix(".md").write_text(f"{table}\n{details(document)}")
     print(table)
     if options.html:
         from benchmarks import figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,14 @@ def _document() -> dict[str, Any]:
         times = {"us": us, "latency_us": us, "host_us": us, "us_spread": 0.0, "compile_s": us / 10}
         memory = {"peak_mib": 100.0, "compile_peak_mib": 100.0}
         names = {"workload": workload, "mode": "inference", "batch": 1, "backend": backend}
-        return {**names, **times, **memory, "in_graphs": 0.5, "rel_err": 0.0, "commit": "abc"}
+        counts = {"copied_bytes": 1 << 20, "graphs": {"captured": 2} if backend == "pygraph" else {}}
+        shares = {"in_graphs": 0.5, "rel_err": 0.0, "commit": "abc"}
+        return {**names, **times, **memory, **counts, **shares}
 
     times = {"inductor": 100.0, "inductor+graphs": 80.0, "pygraph": 50.0}
+    times |= {"hand-made graph": 40.0, "inductor+graphs+transforms": 60.0, "pygraph, every graph": 55.0}
     rows = [row("EOS", backend, us) for backend, us in times.items()]
-    rows += [row("ST", backend, 100.0) for backend in times]
+    rows += [row("ST", backend, 100.0) for backend in ("inductor", "inductor+graphs", "pygraph")]
     machine = {"gpu": "G", "driver": "1", "torch": "2.11", "date": "2026-01-01"}
     return {"machine": machine, "commit": "abc", "rows": rows}
 
@@ -69,6 +73,19 @@ def test_the_table_has_a_line_per_workload() -> None:
     assert "1.60" in line
 
 
+def test_the_details_tell_copies_graphs_and_the_distance_to_the_floor() -> None:
+    eos, st = results_table.details(_document()).splitlines()[2:]
+    assert "| 1.00 | 1.00 | 2 | 0 | 0 | 0.50 | 0.80 |" in eos
+    assert "| - | - |" in st
+
+
+def test_ways_to_indirect_are_drawn() -> None:
+    figures = pytest.importorskip("benchmarks.figures")
+    results = Path(run.__file__).parent / "results" / "indirection.json"
+    figure = figures.indirection(json.loads(results.read_text("utf-8")))
+    assert len(figure.axes[0].lines) == 8
+
+
 def test_a_workload_is_measured_again_only_at_another_commit() -> None:
     document, eos = _document(), next(w for w in PAPER if w.name == "EOS")
     variants = ["inductor", "pygraph"]
@@ -78,7 +95,7 @@ def test_a_workload_is_measured_again_only_at_another_commit() -> None:
     assert not run.is_measured(document, eos, variants)
     run.merge(document, eos, [{**document["rows"][0], "rel_err": float("nan")}])
     assert [row["rel_err"] for row in document["rows"] if row["workload"] == "EOS"] == [None]
-    assert len(document["rows"]) == 4
+    assert len(document["rows"]) == 4  # one of EOS, three of ST
 
 
 def test_an_unknown_workload_is_named_with_the_valid_ones() -> None:

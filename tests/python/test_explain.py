@@ -17,7 +17,7 @@ from torch import nn
 import pygraph
 from pygraph import cli
 from pygraph.entry import Entry, PartitionInfo, State
-from pygraph.explanation import measure, profile
+from pygraph.explanation import measure, profile, wording
 from pygraph.explanation.classify import Kind, classify, segments
 from pygraph.explanation.estimate import estimate
 from pygraph.explanation.fake_gpu import trace
@@ -25,6 +25,7 @@ from pygraph.explanation.report import Report, Share
 from pygraph.observe import observing
 from pygraph.options import Options
 from pygraph.partition import Partition
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
 from pygraph.transforms.names import TRANSFORMS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -76,6 +77,19 @@ def test_the_json_has_the_documented_keys(report: Report) -> None:
     for table in ("shares", "graphs", "cuts", "transformations", "strip"):
         for key in data[table][0]:
             assert f"`{key}`" in documented, f"{table}: {key}"
+
+
+def test_a_row_tells_what_the_selection_measured() -> None:
+    timings = {
+        UNCAPTURED: Timing(5e-3, 1e-3, 5e-3, 0.01, 0),
+        REPLAYED: Timing(1e-4, 1e-3, 1e-3, 0.0, 9),
+    }
+    rows = measure._timings(Decision(REPLAYED, timings))
+    assert [(row.variant, row.period_us, row.selected) for row in rows] == [
+        (UNCAPTURED, pytest.approx(5000), False),
+        (REPLAYED, pytest.approx(1000), True),
+    ]
+    assert wording._timings(rows) == "replayed 1,000, uncaptured 5,000"
 
 
 def test_the_terminal_report_names_lines_and_reasons(report: Report) -> None:
