@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+import traceback
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -184,6 +185,7 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
                     ready.append(_prepare(name, workload, module, inputs, model_mib))
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+                traceback.print_exc()
         _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
     for variant in ready:

@@ -33,7 +33,8 @@ def test_importing_needs_no_gpu_and_no_engine() -> None:
 
 
 def test_every_module_can_be_imported_first() -> None:
-    for module in ("backend", "partition", "verify", "recorder", "shortcut", "fingerprint", "report"):
+    modules = ("backend", "partition", "selector", "verify", "recorder", "shortcut", "fingerprint")
+    for module in (*modules, "report", "decisions", "capture"):
         done = subprocess.run(
             [sys.executable, "-c", f"import pygraph.{module}"],
             capture_output=True,
@@ -46,6 +47,7 @@ def test_every_module_can_be_imported_first() -> None:
 @needs_no_gpu
 def test_results_and_gradients_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     runtime.notice_once.cache_clear()
+    runtime.partitions.clear()
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     x = torch.randn(4, 8)
     with caplog.at_level(logging.WARNING, logger="pygraph"):
