@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import gc
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -260,7 +261,8 @@ def _give_memory_back(module: torch.nn.Module) -> None:
 def _cache_folder(caches: str, name: str) -> Iterator[None]:
     """Inductor's caches in a folder of the variant's own."""
     # The hand-made graph is Inductor's code, already compiled once.
-    folder = os.path.join(caches, "inductor" if name == "hand-made graph" else name)
+    owner = "inductor" if name == "hand-made graph" else name
+    folder = os.path.join(caches, re.sub(r"\W", "_", owner))  # compilers are called with it
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")

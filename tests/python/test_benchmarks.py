@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import results_table, run
+from benchmarks import measure, results_table, run
 from benchmarks.paper import PAPER
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
@@ -60,6 +61,43 @@ def _document() -> dict[str, Any]:
     rows += [row("ST", backend, 100.0) for backend in ("inductor", "inductor+graphs", "pygraph")]
     machine = {"gpu": "G", "driver": "1", "torch": "2.11", "date": "2026-01-01"}
     return {"machine": machine, "commit": "abc", "rows": rows}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that the CPU is the GPU")
+def test_all_variants_are_measured_and_one_that_fails_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing(*args: object) -> None:
+        pass
+
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda self: self)
+    monkeypatch.setattr(torch.cuda, "synchronize", nothing)
+    monkeypatch.setattr(torch.cuda, "empty_cache", nothing)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 2 << 30))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", nothing)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(measure, "_BLOCK_SECONDS", 0.001)
+
+    def profile(call: Callable[[], object]) -> list[object]:
+        call()
+        return []
+
+    monkeypatch.setattr(measure, "profile_kernels", profile)
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).relu().sum()
+
+    workload = Workload("loss", "training", 4, Loss, lambda batch: ((torch.randn(batch, 8),), {}))
+    variants = (*measure.VARIANTS, *measure.ABLATION)
+    rows = measure.measure(workload, variants)
+    assert [row.backend for row in rows] == [v for v in variants if v != "hand-made graph"]
+    assert all(row.us > 0 and row.rel_err == 0 for row in rows)
+    assert "hand-made graph failed" in capsys.readouterr().out
 
 
 def test_the_summary_is_a_geometric_mean() -> None:
