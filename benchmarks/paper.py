@@ -145,7 +145,7 @@ PAPER: list[Workload] = [
     Workload("XLNET-I", "inference", 1, _XLNET, _language(512, 32000)),
     Workload("MMC", "inference", 1, ClipOnTheCpu, _text_and_image, fits_one_graph=False),
     Workload("ST", "inference", 1, SpeechTransformer, _speech, fits_one_graph=False),
-    Workload("DALLE2", "inference", 1, DALLE2, _prompt),
+    Workload("DALLE2", "inference", 1, DALLE2, _prompt, fits_one_graph=False),
     Workload("EOS", "inference", 1048576, EquationOfState, _sea),
     Workload("TKE", "inference", 1048576, TurbulentKineticEnergy, _turbulence),
     Workload("VM", "inference", 1, MaskRCNN, _photo, input_sets=2, warm_up=150, fits_one_graph=False),
