@@ -11,7 +11,6 @@ constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and in bfloat16
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
-constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
 
 abi::MemoryAllocationProperties page_properties(int device) {
   abi::MemoryAllocationProperties properties{};
@@ -27,16 +26,17 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
   const abi::MemoryAllocationProperties properties = page_properties(device);
   size_t granularity = 0;
   PYGRAPH_CHECK(driver_, memory_get_granularity(&granularity, &properties, /*minimum=*/0));
-  capacity_ = capacity / (2 * granularity) * (2 * granularity);
+  page_size_ = granularity;
+  capacity_ = capacity / (2 * page_size_) * (2 * page_size_);
   abi::DevicePointer base = 0;
   PYGRAPH_CHECK(driver_, address_reserve(&base, capacity_, 0, 0, 0));
   base_ = base;
   try {
     for (const uint64_t poison : {kNanPattern, kSmallIntegers}) {
-      Page page{.size = granularity};
-      PYGRAPH_CHECK(driver_, memory_create(&page.handle, page.size, &properties, 0));
+      abi::MemoryHandle page = 0;
+      PYGRAPH_CHECK(driver_, memory_create(&page, page_size_, &properties, 0));
       const uint64_t begin = base_ + regions_.size() * (capacity_ / 2);
-      regions_.push_back({begin, begin, begin, page, {}, poison});
+      regions_.push_back({begin, begin, begin, page, poison});
     }
   } catch (...) {
     release();
@@ -53,8 +53,7 @@ void AddressSpace::release() noexcept {
     if (region.mapped > region.begin) {
       driver_.memory_unmap(region.begin, region.mapped - region.begin);
     }
-    driver_.memory_release(region.small.handle);
-    if (region.large.size > 0) driver_.memory_release(region.large.handle);
+    driver_.memory_release(region.page);
   }
   driver_.address_free(base_, capacity_);
 }
@@ -65,27 +64,13 @@ uint64_t AddressSpace::mapped_bytes() const {
   return bytes;
 }
 
-bool AddressSpace::has_large_page(Region& region) {
-  if (region.large.size == 0) {
-    const abi::MemoryAllocationProperties properties = page_properties(device_);
-    Page page{.size = kLargePage};
-    if (driver_.memory_create(&page.handle, page.size, &properties, 0) == abi::kSuccess) {
-      region.large = page;
-    }
-  }
-  return region.large.size > 0;  // where there is no memory for it, the small page does
-}
-
 void AddressSpace::map_until(Region& region, uint64_t end) {
   if (end <= region.mapped) return;
   const RelaxedCaptureMode relaxed(driver_);
   const uint64_t first = region.mapped;
   while (region.mapped < end) {
-    const bool is_far = end - region.mapped >= kLargePage;
-    Page& page = is_far && has_large_page(region) ? region.large : region.small;
-    PYGRAPH_CHECK(driver_, memory_map(region.mapped, page.size, 0, page.handle, 0));
-    if (page.address == 0) page.address = region.mapped;
-    region.mapped += page.size;
+    PYGRAPH_CHECK(driver_, memory_map(region.mapped, page_size_, 0, region.page, 0));
+    region.mapped += page_size_;
   }
   const abi::MemoryAccess access{{.type = 1, .id = device_}, kReadWrite};
   PYGRAPH_CHECK(driver_, memory_set_access(first, region.mapped - first, &access, 1));
@@ -106,23 +91,18 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
 
 void AddressSpace::poison() {
   for (Region& region : regions_) {
-    for (const Page& page : {region.small, region.large}) {
-      if (page.address == 0) continue;
-      const std::vector<uint64_t> pattern(page.size / sizeof(uint64_t), region.poison);
-      PYGRAPH_CHECK(driver_, copy_to_device(page.address, pattern.data(), page.size));
-    }
+    map_until(region, region.begin + page_size_);
+    const std::vector<uint64_t> pattern(page_size_ / sizeof(uint64_t), region.poison);
+    PYGRAPH_CHECK(driver_, copy_to_device(region.begin, pattern.data(), page_size_));
   }
 }
 
 bool AddressSpace::untouched() {
   for (const Region& region : regions_) {
-    for (const Page& page : {region.small, region.large}) {
-      if (page.address == 0) continue;
-      std::vector<uint64_t> content(page.size / sizeof(uint64_t));
-      PYGRAPH_CHECK(driver_, copy_to_host(content.data(), page.address, page.size));
-      const auto is_poison = [&](uint64_t word) { return word == region.poison; };
-      if (!std::all_of(content.begin(), content.end(), is_poison)) return false;
-    }
+    std::vector<uint64_t> content(page_size_ / sizeof(uint64_t));
+    PYGRAPH_CHECK(driver_, copy_to_host(content.data(), region.begin, page_size_));
+    const auto is_poison = [&](uint64_t word) { return word == region.poison; };
+    if (!std::all_of(content.begin(), content.end(), is_poison)) return false;
   }
   return true;
 }

@@ -52,14 +52,18 @@ def implausible(
 ) -> list[int]:
     """Positions of the results that the graph may have got wrong.
 
-    replays: the results of two replays, whose fresh outputs held ones and zeros.
+    replays: the results of three replays, whose fresh outputs held ones, zeros, and ones again.
     runs: the same results of several uncaptured runs.
     """
-    count = len(runs[0])
-    results = [[list(column) for column in zip(*kind, strict=True)] for kind in (replays, runs)]
-    differs_from_itself = any(not same_bits(run, first) for first, *more in results[1] for run in more)
+    of_replays, of_runs = (list(zip(*kind, strict=True)) for kind in (replays, runs))
+    repeated = [*of_runs, *((first, again) for first, _, again in of_replays)]
+    is_left_to_chance = any(
+        not same_bits(first, other) for first, *others in repeated for other in others
+    )
     return [
-        i for i in range(count) if not _is_plausible(results[0][i], results[1][i], differs_from_itself)
+        i
+        for i, (replayed, run) in enumerate(zip(of_replays, of_runs, strict=True))
+        if not _is_plausible(replayed[:2], run, is_left_to_chance)
     ]
 
 
@@ -69,9 +73,9 @@ def _is_plausible(
     """Whether a replay is as close to an uncaptured run as further uncaptured runs are.
 
     Elements that no kernel writes, or that uncaptured runs do not agree on even roughly, are left out.
-    is_left_to_chance: whether any result of the function differs between uncaptured runs. Then a
-    difference of the size of a rounding proves nothing, even if this result did not differ in the few
-    runs there were: of a thousand sums by atomic additions, some come out another way once in a while.
+    is_left_to_chance: whether any result of the function differs between equal runs or replays. Then
+    a difference of the size of a rounding proves nothing, even if this result did not differ in the
+    few runs there were: of many sums by atomic additions, some come out another way now and then.
     """
     error, spread, norm = 0.0, [0.0] * (len(runs) - 1), 0.0
     flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (*replays, *runs)]

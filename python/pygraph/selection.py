@@ -9,7 +9,7 @@ A graph that was verified is on trial first: the next calls of its signature tak
 In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant of the
 smallest period is selected; among equals the one of the smallest latency; among equals again the one
 that keeps the least memory, so a graph that gains nothing is given up. Equal is what differs by less
-than the noise, which the repetitions show.
+than 1 %. A trial ends as soon as the repetitions show that a difference is no noise.
 
 All of these calls are the program's own: nothing is run twice, cloned or set back, and a program that
 makes three calls pays for three.
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 UNCAPTURED = "uncaptured"
 REPLAYED = "replayed"
 
-_LEAST_NOISE, _MOST_NOISE = 0.01, 0.05  # of a time; differences below are none
+_EQUAL = 0.01  # of a time; differences below are none
 _CLEAR = 0.9  # so much faster that one sample tells
 _FIRST_VERDICT, _LAST_ROUND = 4, 8  # rounds; each calls every variant once
 _SLEEP_CLOCK_HZ = 2e9  # at least any GPU's; a longer sleep than needed does no harm
@@ -124,7 +124,7 @@ class Trial:
             return None
         selected = choose(timings)
         is_clear = all(
-            timings[selected].period < (1 - _tolerance(timings[selected], other)) * other.period
+            timings[selected].period < (1 - _EQUAL - timings[selected].noise) * other.period
             for name, other in timings.items()
             if name != selected
         )
@@ -132,20 +132,15 @@ class Trial:
 
 
 def choose(timings: Mapping[str, Timing]) -> str:
-    """The variant to use: by period, then latency, then memory. Within the noise is equal."""
+    """The variant to use: by period, then latency, then memory."""
     names = list(timings)
     for times in (
         {name: timing.period for name, timing in timings.items()},
         {name: timing.latency for name, timing in timings.items()},
     ):
-        best = min(names, key=lambda name: times[name])
-        tolerances = {name: _tolerance(timings[best], timings[name]) for name in names}
-        names = [name for name in names if (1 - tolerances[name]) * times[name] <= times[best]]
+        best = min(times[name] for name in names)
+        names = [name for name in names if (1 - _EQUAL) * times[name] <= best]
     return min(names, key=lambda name: timings[name].memory)
-
-
-def _tolerance(a: Timing, b: Timing) -> float:
-    return min(max(a.noise, b.noise, _LEAST_NOISE), _MOST_NOISE)
 
 
 def _summary(samples: list[Sample], memory: int) -> Timing:
@@ -162,8 +157,7 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     stream = torch.cuda.current_stream()
     stream.synchronize()
     start, end = (_event() for _ in range(2))
-    if sleep > 0:
-        torch.cuda._sleep(int(sleep * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
+    keep_busy(sleep)
     start.record(stream)
     called = time.perf_counter()
     result = run()
@@ -175,6 +169,12 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     if sleep > 0:
         return result, Sample(host, device=start.elapsed_time(end) / 1e3)
     return result, Sample(host, latency=finished - called)
+
+
+def keep_busy(seconds: float) -> None:
+    """Makes the current stream wait for so long; what is issued meanwhile then runs without gaps."""
+    if seconds > 0:
+        torch.cuda._sleep(int(seconds * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:
