@@ -164,8 +164,15 @@ def _with_transforms() -> dict[str, Any]:
     }
 
 
-def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Row]:
-    """Measures the workload in this process. A variant that fails is left out, with a message."""
+def measure(
+    workload: Workload,
+    variants: tuple[str, ...] = VARIANTS,
+    before_timing: Callable[[], None] = lambda: None,
+) -> list[Row]:
+    """Measures the workload in this process. A variant that fails is left out, with a message.
+
+    before_timing: called when everything is compiled and warm.
+    """
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT * len(variants)
@@ -187,6 +194,7 @@ def measure(workload: Workload, variants: tuple[str, ...] = VARIANTS) -> list[Ro
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
                 traceback.print_exc()
+        before_timing()
         _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
     for variant in ready:

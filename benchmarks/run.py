@@ -1,4 +1,5 @@
-"""Runs a suite and writes <folder>/<gpu>.json, a Markdown table and, with --html, figures and a page.
+"""Runs a suite and writes <folder>/<gpu>.json (<gpu>_paper.json), a Markdown table and, with --html,
+figures and a page.
 
     python -m benchmarks.run [--suite quick|paper] [--only NAME ...] [--resume] [--html]
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -17,13 +19,14 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.lanes import Outcome, run_lanes, wait_for_turn
 from benchmarks.measure import ABLATION, VARIANTS, measure
 from benchmarks.paper import PAPER
 from benchmarks.results_table import details, markdown, page
@@ -98,38 +101,31 @@ def _commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _rows_of(options: argparse.Namespace, workload: Workload, console: Console) -> list[dict[str, Any]]:
-    """Runs the worker; without the hand-made graph if it dies, as captures by hand can do that."""
-    rows = _run_worker(options.suite, workload, options.variants, options.timeout, console)
-    tamer = [name for name in options.variants if name != "hand-made graph"]
-    if not rows and len(tamer) < len(options.variants):
-        rows = _run_worker(options.suite, workload, tamer, options.timeout, console)
-    return rows
-
-
-def _run_worker(
-    suite: str, workload: Workload, variants: list[str], timeout: float, console: Console
-) -> list[dict[str, Any]]:
+def _command(suite: str, workload: Workload, variants: Sequence[str], token: str = "") -> list[str]:
     command = [sys.executable, "-m", "benchmarks.run", "--suite", suite, "--worker", workload.key]
+    return [*command, "--variants", *variants, *(["--token", token] if token else [])]
+
+
+def _run_worker(command: list[str], timeout: float) -> Outcome:
     try:
-        done = subprocess.run(
-            [*command, "--variants", *variants],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        console.print(f"  {workload.key}: no result within {timeout:.0f} s", highlight=False)
-        return []
+        return Outcome("", None)
+    return Outcome(done.stdout, done.returncode)
+
+
+def _rows_in(outcome: Outcome, workload: Workload, console: Console) -> list[dict[str, Any]]:
+    """The rows that a worker printed; the rest of what it printed goes to the console."""
     rows = []
-    for line in done.stdout.splitlines():
+    for line in outcome.output.splitlines():
         if line.startswith("ROW "):
             rows.append(json.loads(line[4:]))
         elif line.strip():
             console.print(line, highlight=False, markup=False)
-    if done.returncode != 0:
-        console.print(f"  {workload.key}: the process ended with {done.returncode}", highlight=False)
+    if outcome.status is None:
+        console.print(f"  {workload.key}: no result within its time", highlight=False)
+    elif outcome.status != 0:
+        console.print(f"  {workload.key}: the process ended with {outcome.status}", highlight=False)
     return rows
 
 
@@ -144,16 +140,35 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
         )
 
 
+def _run_on_several(
+    options: argparse.Namespace, due: Sequence[Workload], keep: Callable[[Workload, Outcome], None]
+) -> None:
+    by_key = {workload.key: workload for workload in due}
+
+    def command_of(workload: Workload) -> Callable[[str], list[str]]:
+        return lambda token: _command(options.suite, workload, options.variants, token)
+
+    run_lanes(
+        {key: command_of(workload) for key, workload in by_key.items()},
+        options.gpus,
+        timeout=options.timeout,
+        at_a_time=max(1, len(options.gpus) // 2),
+        report=lambda key, outcome: keep(by_key[key], outcome),
+    )
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PyGraph's benchmarks")
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose name contains this")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=(*VARIANTS, *ABLATION))
     parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
+    parser.add_argument("--gpus", nargs="+", metavar="N", help="spread the workloads over these GPUs")
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured")
     parser.add_argument("--html", action="store_true", help="write figures and a page (matplotlib)")
     parser.add_argument("--out", type=pathlib.Path, default=_FOLDER, help="folder for results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--token", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -164,7 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if options.worker:
         workload = next(w for w in SUITES[options.suite] if w.key == options.worker)
-        for row in measure(workload, tuple(options.variants)):
+        turn = functools.partial(wait_for_turn, options.token) if options.token else lambda: None
+        for row in measure(workload, tuple(options.variants), turn):
             print("ROW " + json.dumps(dataclasses.asdict(row)), flush=True)
         return 0
     try:
@@ -174,30 +190,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
     machine = _machine()
-    path = options.out / f"{machine['gpu'].replace(' ', '_')}.json"
+    name = machine["gpu"].replace(" ", "_") + ("" if options.suite == "quick" else f"_{options.suite}")
+    path = options.out / f"{name}.json"
     document = json.loads(path.read_text()) if path.exists() else {"rows": []}
     document |= {"machine": machine, "commit": _commit()}
     console = Console()
+    due = [
+        workload
+        for workload in chosen
+        if not (options.resume and is_measured(document, workload, options.variants))
+    ]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(chosen))
-        for workload in chosen:
-            progress.update(task, description=workload.key)
-            if not (options.resume and is_measured(document, workload, options.variants)):
-                console.print(f"{workload.key} ...", highlight=False)
-                rows = _rows_of(options, workload, console)
-                merge(document, workload, rows)
-                options.out.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(document, indent=1) + "\n")
-                _print_rows(rows, console)
+        task = progress.add_task("", total=len(due))
+
+        def keep(workload: Workload, outcome: Outcome) -> None:
+            merge(document, workload, _rows_in(outcome, workload, console))
+            options.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(document, indent=1) + "\n")
+            rows = [row for row in document["rows"] if row["workload"] == workload.name]
+            _print_rows([row for row in rows if row["mode"] == workload.mode], console)
             progress.advance(task)
+
+        if options.gpus:
+            _run_on_several(options, due, keep)
+        for workload in [] if options.gpus else due:
+            progress.update(task, description=workload.key)
+            command = _command(options.suite, workload, options.variants)
+            keep(workload, _run_worker(command, options.timeout))
     table = markdown(document)
     path.with_suffix(".md").write_text(f"{table}\n{details(document)}")
     print(table)
     if options.html:
         from benchmarks import figures
 
-        drawings = figures.write(document, options.out / "figures")
+        drawings = figures.write(document, options.out / f"{name}_figures")
         path.with_suffix(".html").write_text(page(document, drawings), "utf-8")
         print(path.with_suffix(".html"))
     return 0

@@ -86,7 +86,7 @@ class UNet(nn.Module):
 class DALLE2(nn.Module):
     """Text to an image embedding (a transformer prior), then to pixels (a U-Net), few steps each.
 
-    The noise schedule is a CPU tensor that the loops read number by number, as the original's is.
+    The noise schedule is on the CPU, one number per step.
     """
 
     def __init__(self, width: int = 512, steps: int = 4) -> None:
@@ -99,7 +99,9 @@ class DALLE2(nn.Module):
         self.embed = nn.Embedding(49408, width)
         self.positions = nn.Parameter(torch.zeros(256, width))
         self.unet, self.condition = UNet(), nn.Linear(width, 512)
-        self.alphas = torch.cos(torch.linspace(0, math.pi / 2 * 0.98, 1000)) ** 2
+        alphas = torch.cos(torch.linspace(0, math.pi / 2 * 0.98, 1000)) ** 2
+        # Not one tensor: Inductor hands a kernel the address of a CPU tensor that it takes a number of.
+        self.alphas = [alphas[i * 1000 // steps].clone() for i in range(steps)]
 
     def _time(self, step: int, width: int, device: torch.device) -> torch.Tensor:
         rates = torch.exp(torch.arange(width // 2) * (-math.log(10000.0) / (width // 2)))
@@ -114,12 +116,12 @@ class DALLE2(nn.Module):
             step = i * 1000 // self.steps
             query = embedding[:, None] + self._time(step, self.width, device)
             predicted = self.prior(torch.cat([text, query], 1))[:, -1]
-            alpha = self.alphas[step]
+            alpha = self.alphas[i]
             embedding = alpha.sqrt() * predicted + (1 - alpha).sqrt() * embedding
         condition = self.condition(embedding)
         for i in reversed(range(self.steps)):
             step = i * 1000 // self.steps
             predicted = self.unet(image, condition + self._time(step, 512, device))
-            alpha = self.alphas[step]
+            alpha = self.alphas[i]
             image = (image - (1 - alpha).sqrt() * predicted) / alpha.sqrt()
         return image.clamp(-1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import measure, results_table, run
+from benchmarks import lanes, measure, results_table, run
 from benchmarks.paper import PAPER
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
@@ -75,7 +76,6 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
     monkeypatch.setattr(torch.cuda, "empty_cache", nothing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 2 << 30))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", nothing)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(measure, "_BLOCK_SECONDS", 0.001)
 
     def profile(call: Callable[[], object]) -> list[object]:
@@ -94,10 +94,59 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
 
     workload = Workload("loss", "training", 4, Loss, lambda batch: ((torch.randn(batch, 8),), {}))
     variants = (*measure.VARIANTS, *measure.ABLATION)
-    rows = measure.measure(workload, variants)
+    limit = torch._dynamo.config.recompile_limit
+    try:
+        rows = measure.measure(workload, variants)
+    finally:
+        torch._dynamo.config.recompile_limit = limit
     assert [row.backend for row in rows] == [v for v in variants if v != "hand-made graph"]
     assert all(row.us > 0 and row.rel_err == 0 for row in rows)
     assert "hand-made graph failed" in capsys.readouterr().out
+
+
+_WORKER = """
+import pathlib, sys, time
+from benchmarks.lanes import wait_for_turn
+key, token, folder = sys.argv[1:]
+log = pathlib.Path(folder) / "log"
+def note(what):
+    with log.open("a") as file:
+        file.write(f"{key} {what}\\n")
+note("compiles")
+time.sleep(0.3)
+if key == "broken":
+    sys.exit(3)
+if key == "stuck":
+    time.sleep(60)
+note("compiled")
+wait_for_turn(token)
+note("starts")
+time.sleep(0.3)
+note("ends")
+print("ROW", key)
+"""
+
+
+def test_nothing_is_timed_while_something_compiles(tmp_path: Path) -> None:
+    def command(key: str) -> Callable[[str], list[str]]:
+        return lambda token: [sys.executable, "-c", _WORKER, key, token, str(tmp_path)]
+
+    outcomes: dict[str, lanes.Outcome] = {}
+    keys = ["a", "b", "broken", "c", "stuck", "d"]
+    lanes.run_lanes(
+        {key: command(key) for key in keys},
+        ["0", "1"],
+        timeout=8,
+        at_a_time=1,
+        report=outcomes.__setitem__,
+    )
+    assert set(outcomes) == set(keys)
+    assert [outcomes[key].status for key in keys] == [0, 0, 3, 0, None, 0]
+    assert outcomes["d"].output == "ROW d\n"
+    events = (tmp_path / "log").read_text().splitlines()
+    first = next(i for i, event in enumerate(events) if event.endswith("starts"))
+    assert not any("compile" in event for event in events[first:])
+    assert [event.split()[1] for event in events[first:]] == ["starts", "ends"] * 4
 
 
 def test_the_summary_is_a_geometric_mean() -> None:

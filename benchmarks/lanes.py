@@ -1,0 +1,123 @@
+"""Several workloads at a time, one lane per GPU; none is timed while another compiles.
+
+A worker compiles its variants, creates ``<token>.ready`` and waits for ``<token>.go``. Meanwhile its
+lane starts the next workload. When all have compiled, they are let go, few at a time and never two on
+one GPU: compilers would slow down the Python code that is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import queue
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+_POLL_SECONDS = 0.05
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a worker printed, and how it ended: its exit status, or None where its time was up."""
+
+    output: str
+    status: int | None
+
+
+@dataclasses.dataclass
+class _Job:
+    key: str
+    gpu: str
+    token: pathlib.Path
+    process: subprocess.Popen[str]
+    started: float
+
+    @property
+    def is_ready(self) -> bool:
+        return self.token.with_suffix(".ready").exists()
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+
+def wait_for_turn(token: str) -> None:
+    """Called by a worker that has compiled: returns when it may measure times."""
+    path = pathlib.Path(token)
+    path.with_suffix(".ready").touch()
+    while not path.with_suffix(".go").exists():
+        time.sleep(_POLL_SECONDS)
+
+
+def run_lanes(
+    commands: Mapping[str, Callable[[str], Sequence[str]]],
+    gpus: Sequence[str],
+    *,
+    timeout: float,
+    at_a_time: int,
+    report: Callable[[str, Outcome], None],
+) -> None:
+    """Runs every command, given its token, on one of the GPUs, and reports each as it ends.
+
+    timeout: seconds for compilation, and again for timing. at_a_time: how many are timed together.
+    """
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for key in commands:
+        waiting.put(key)
+    jobs: list[_Job] = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def start(key: str, gpu: str) -> _Job:
+            token = pathlib.Path(folder) / str(abs(hash(key)))
+            with token.with_suffix(".out").open("w") as output:
+                process = subprocess.Popen(
+                    commands[key](str(token)),
+                    stdout=output,
+                    text=True,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+                )
+            return _Job(key, gpu, token, process, time.monotonic())
+
+        def lane(gpu: str) -> None:
+            while True:
+                try:
+                    job = start(waiting.get_nowait(), gpu)
+                except queue.Empty:
+                    return
+                jobs.append(job)
+                while not (job.is_ready or job.is_over):
+                    if time.monotonic() - job.started > timeout:
+                        job.process.kill()
+                    time.sleep(_POLL_SECONDS)
+
+        threads = [threading.Thread(target=lane, args=(gpu,)) for gpu in gpus]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        _time(jobs, timeout, at_a_time)
+        for job in jobs:
+            status = job.process.wait()
+            output = job.token.with_suffix(".out").read_text()
+            report(job.key, Outcome(output, status if status >= 0 else None))
+
+
+def _time(jobs: Sequence[_Job], timeout: float, at_a_time: int) -> None:
+    """Lets the jobs that have compiled measure, until all have ended."""
+    waiting = [job for job in jobs if not job.is_over]
+    running: list[tuple[_Job, float]] = []
+    while waiting or running:
+        running = [(job, since) for job, since in running if not job.is_over]
+        for job, since in running:
+            if time.monotonic() - since > timeout:
+                job.process.kill()
+        for job in list(waiting):
+            if len(running) < at_a_time and job.gpu not in {other.gpu for other, _ in running}:
+                job.token.with_suffix(".go").touch()
+                waiting.remove(job)
+                running.append((job, time.monotonic()))
+        time.sleep(_POLL_SECONDS)
