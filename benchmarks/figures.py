@@ -171,6 +171,9 @@ def write(document: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
     paths = []
     for name, draw in FIGURES.items():
         figure = draw(groups)
+        if not any(axes.patches for axes in figure.axes):
+            plt.close(figure)  # nothing of this kind was measured
+            continue
         for suffix in (".png", ".svg"):
             figure.savefig(folder / f"{name}{suffix}", dpi=160)
         plt.close(figure)
