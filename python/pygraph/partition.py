@@ -97,10 +97,12 @@ class Partition:
             return self.uncaptured(args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
+        if entry.state is State.UNCAPTURED and self._policy.is_worth_recording(entry):
+            self._selector.recall(key, entry)
+            if entry.state is State.UNCAPTURED:
+                return self._capture(entry, args)
         if entry.state is not State.UNCAPTURED:
             return self._selector.look(key, entry, args)
-        if self._policy.is_worth_recording(entry):
-            return self._capture(entry, args)
         start = time.perf_counter()
         outputs = self.uncaptured(args)
         entry.uncaptured_seconds += time.perf_counter() - start
@@ -128,8 +130,7 @@ class Partition:
             self._forget_uncaptured()
         has_numbers = any(isinstance(arg, int) for arg in args)
         entry = Entry(copied_bytes=self._copied_bytes(args), has_numbers=has_numbers)
-        self._selector.prepare(key, entry)
-        if self._watched >= _WATCHED or entry.state is not State.UNCAPTURED:
+        if self._watched >= _WATCHED:
             outputs = self.uncaptured(args)
         else:
             self._watched += 1

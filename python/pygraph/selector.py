@@ -36,11 +36,11 @@ class Selector:
         self._mode = mode
         self._graphs_in_a_row = 0
 
-    def prepare(self, key: bytes, entry: Entry) -> None:
-        """A new signature: what is known of it already?"""
+    def recall(self, key: bytes, entry: Entry) -> None:
+        """A signature is worth recording: is it known already that a graph is not wanted?"""
         if self._mode == "never":
             entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
-        elif self._mode == "auto":
+        elif self._mode == "auto" and not entry.key:
             info = self._partition.info
             entry.key = decisions.key_of(info.program, key, info.device)
             entry.decision = decisions.load(entry.key)
@@ -74,12 +74,12 @@ class Selector:
     def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """A call whose decision is due for a look, or that the engine does not know yet."""
         has_graph = entry.state is State.CAPTURED
+        is_new = entry.looks == 0 and not has_graph
         if has_graph:
             self._keep(entry)
-        else:
+        elif is_new or entry.decision is not None:
             looks = _CALLS_PER_LOOK if entry.decision is not None else 0
             runtime.engine().add_without_graph(self._partition.callable, args, looks)
-        is_new = entry.looks == 0 and not has_graph
         entry.looks += 1
         if is_new or entry.decision is None or not runtime.record_lock.acquire(blocking=False):
             return self._partition.uncaptured(args)

@@ -86,7 +86,7 @@ def _captured(mode: str = "auto") -> tuple[_Partition, Selector, Entry]:
     partition = _Partition()
     subject = Selector(partition, mode)  # type: ignore[arg-type]
     entry = partition.entries[b"key"] = Entry(graph=_Graph(), state=State.CAPTURED)
-    subject.prepare(b"key", entry)
+    subject.recall(b"key", entry)
     subject.captured(entry)
     return partition, subject, entry
 
@@ -122,7 +122,7 @@ def test_without_auto_nothing_is_tried(world: _World, mode: str) -> None:
     assert partition.kept == [(entry.graph, 0)]
     assert world.disk == {}
     fresh = Entry()
-    Selector(partition, mode).prepare(b"other", fresh)  # type: ignore[arg-type]
+    Selector(partition, mode).recall(b"other", fresh)  # type: ignore[arg-type]
     assert fresh.state is (State.NOT_SELECTED if mode == "never" else State.UNCAPTURED)
 
 
@@ -133,7 +133,7 @@ def test_a_decision_from_disk_needs_no_trial(world: _World) -> None:
     assert (again.state, len(partition.kept)) == (State.CAPTURED, 1)
     world.disk["key"] = Decision(UNCAPTURED, world.disk["key"].timings)
     fresh = Entry()
-    subject.prepare(b"key", fresh)
+    subject.recall(b"key", fresh)
     assert fresh.state is State.NOT_SELECTED
 
 
@@ -201,4 +201,4 @@ def test_a_refused_signature_is_never_timed(world: _World, monkeypatch: pytest.M
     entry.state, entry.decision = State.REFUSED, None
     for i in range(3):
         assert subject.look(b"key", entry, [i]) == [i, UNCAPTURED]
-    assert world.without_graph == [0, 0, 0]
+    assert world.without_graph == [0]  # the engine is told once
