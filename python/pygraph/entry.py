@@ -48,6 +48,7 @@ class Entry:
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
     uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first
+    last_seconds: float = 0.0  # of the last one that was timed
     executable_bytes: int = 0
     trial: Trial | None = None  # while measuring
     decision: Decision | None = None

@@ -37,6 +37,8 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
+# So many uncaptured calls of a signature are left to the engine at a time.
+_FEWEST_UNSEEN, _MOST_UNSEEN = 4, 1000
 
 
 class Partition:
@@ -103,9 +105,23 @@ class Partition:
                 return self._capture(entry, args)
         if entry.state is not State.UNCAPTURED:
             return self._selector.look(key, entry, args)
+        return self._wait(entry, args)
+
+    def _wait(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """An uncaptured call of a signature that is not worth a recording yet.
+
+        From its third call on it is known how many such calls that takes; the engine makes them
+        without coming here each time.
+        """
+        if entry.last_seconds > 0:
+            calls = min(self._policy.calls_until_worth(entry, entry.last_seconds), _MOST_UNSEEN)
+            if calls >= _FEWEST_UNSEEN:
+                runtime.engine().add_without_graph(self.callable, args, calls)
+                entry.uncaptured_seconds += calls * entry.last_seconds
         start = time.perf_counter()
         outputs = self.uncaptured(args)
-        entry.uncaptured_seconds += time.perf_counter() - start
+        entry.last_seconds = time.perf_counter() - start
+        entry.uncaptured_seconds += entry.last_seconds
         return outputs
 
     def keep(self, graph: Any, calls_per_look: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pygraph.entry import Entry
 
 # So many signatures are recorded at their second call; for the others a recording must first have
@@ -37,9 +39,14 @@ class RecordingPolicy:
         recording costs is never more than twice as slow as knowing the future.
         """
         at_once = _RECORDED_AT_ONCE_IF_DYNAMIC if entry.has_numbers else _RECORDED_AT_ONCE
-        if self._recordings < at_once:
-            return True
+        return self._recordings < at_once or entry.uncaptured_seconds >= self._price()
+
+    def calls_until_worth(self, entry: Entry, seconds: float) -> int:
+        """How many more uncaptured calls of so many seconds each it takes until then."""
+        return max(0, math.ceil((self._price() - entry.uncaptured_seconds) / seconds))
+
+    def _price(self) -> float:
+        """Seconds that a recording costs."""
         price = self._seconds / self._recordings if self._recordings > 0 else _ASSUMED_SECONDS
         # Each time that all kept graphs were pushed out by others, recording has paid less.
-        turnovers = min(self._dropped // self._max_graphs, 60)
-        return entry.uncaptured_seconds >= price * (1 << turnovers)
+        return price * (1 << min(self._dropped // self._max_graphs, 60))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import itertools
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pygraph import partition as partition_module
 from pygraph import recorder, runtime, verify
 from pygraph.capture import Attempt, SideEffects, attempt
-from pygraph.entry import Entry, PartitionInfo
+from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
@@ -186,3 +189,98 @@ def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
         steps = range(10_000)
         prices.append(next(n for n in steps if _worth(policy, uncaptured_seconds=n / 100)) / 10)
     assert prices == [1, 1, 2, 4, 16]
+
+
+@pytest.fixture
+def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A Partition without a GPU; what it asks of the engine."""
+    looks: list[int] = []
+    real = runtime.engine()
+    engine = SimpleNamespace(
+        graphed_callable=real.graphed_callable,
+        clear_decided=real.clear_decided,
+        signature=lambda args, device: b"key",
+        add_without_graph=lambda callable, args, calls: looks.append(calls),
+        add_graph=lambda callable, graph, most, calls: [],
+    )
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(Partition, "_watched_call", lambda self, args: self.uncaptured(args))
+    return looks
+
+
+def _call(partition: Partition, number: object) -> Entry:
+    assert partition._miss([number]) == [number]
+    (entry,) = partition.entries.values()
+    return entry
+
+
+def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=0.001)
+    monkeypatch.setattr(partition_module.time, "perf_counter", lambda: next(clock))
+    partition = _partition(1, True)
+    partition._policy = _after_four_recordings()  # 0.1 s each
+    for _ in range(2):
+        entry = _call(partition, 7)
+    assert calls_per_look == []
+    assert _call(partition, 7).uncaptured_seconds == pytest.approx(0.101)
+    assert calls_per_look == [99]
+    assert partition._policy.is_worth_recording(entry)
+
+
+@pytest.mark.parametrize("select", ["always", "never"])
+def test_the_second_call_is_recorded_unless_graphs_are_off(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch, select: str
+) -> None:
+    graph = _Graph()
+    attempts = []
+
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        attempts.append(args)
+        return Attempt(list(args), graph)
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    partition = Partition(lambda args: list(args), _INFO, Options(select=select))
+    assert _call(partition, None).state is State.UNCAPTURED
+    entry = _call(partition, None)
+    if select == "always":
+        assert (entry.state, entry.graph, len(attempts)) == (State.CAPTURED, graph, 1)
+    else:
+        assert (entry.state, entry.graph, attempts) == (State.NOT_SELECTED, None, [])
+        assert calls_per_look == [0]  # the engine is told, once and for all
+        _call(partition, None)
+        assert calls_per_look == [0]
+
+
+def test_a_refused_signature_is_told_to_the_engine_once(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        return Attempt(list(args), failure="a host callback")
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    for _ in range(5):
+        entry = _call(partition, None)
+    assert (entry.state, entry.reason) == (State.REFUSED, "a host callback")
+    assert calls_per_look == [0]
+
+
+def test_a_suspect_result_is_looked_at_by_the_next_call(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    graph = _Graph()
+
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        seen.append(rest[-1])
+        return Attempt(list(args), suspects=[3]) if len(seen) == 1 else Attempt(list(args), graph)
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    for _ in range(3):
+        entry = _call(partition, None)
+    assert seen == [(), [3]]
+    assert entry.state is State.CAPTURED
