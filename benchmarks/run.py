@@ -27,9 +27,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.lanes import Outcome, run_lanes, wait_for_turn
-from benchmarks.measure import ABLATION, VARIANTS, measure
+from benchmarks.measure import measure
 from benchmarks.paper import PAPER
 from benchmarks.results_table import details, markdown, page
+from benchmarks.variants import ABLATION, VARIANTS
 from benchmarks.workloads import WORKLOADS, Workload
 
 _FOLDER = pathlib.Path(__file__).parent / "results"

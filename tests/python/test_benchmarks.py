@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import lanes, measure, results_table, run
+from benchmarks import lanes, measure, results_table, run, variants
 from benchmarks.paper import PAPER
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
@@ -93,13 +93,13 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
             return self.layer(x).relu().sum()
 
     workload = Workload("loss", "training", 4, Loss, lambda batch: ((torch.randn(batch, 8),), {}))
-    variants = (*measure.VARIANTS, *measure.ABLATION)
+    names = (*variants.VARIANTS, *variants.ABLATION)
     limit = torch._dynamo.config.recompile_limit
     try:
-        rows = measure.measure(workload, variants)
+        rows = measure.measure(workload, names)
     finally:
         torch._dynamo.config.recompile_limit = limit
-    assert [row.backend for row in rows] == [v for v in variants if v != "hand-made graph"]
+    assert [row.backend for row in rows] == [name for name in names if name != "hand-made graph"]
     assert all(row.us > 0 and row.rel_err == 0 for row in rows)
     assert "hand-made graph failed" in capsys.readouterr().out
 

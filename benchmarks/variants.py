@@ -1,0 +1,139 @@
+"""The ways to run a workload: each compiles the module and makes one step."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import Inputs, Workload
+from pygraph import ops
+from pygraph.transforms.graph_pass import GraphPass
+from pygraph.transforms.names import TRANSFORMS
+
+VARIANTS = ("eager", "inductor", "inductor+graphs", "pygraph", "hand-made graph")
+# What each of PyGraph's parts adds, in this order: the code transformations under Inductor's graphs,
+# then relocation instead of copies, then ("pygraph") selection.
+ABLATION = ("inductor+graphs+transforms", "pygraph, every graph")
+
+
+@dataclasses.dataclass
+class Row:
+    """Results of one variant on one workload. Times in microseconds, memory in MiB."""
+
+    workload: str
+    mode: str
+    batch: int
+    backend: str
+    us: float  # per call, calls in a row
+    us_spread: float  # (largest - smallest) / median over the rounds
+    latency_us: float  # per call, with a synchronize after each
+    host_us: float  # of the caller's thread per call
+    peak_mib: float  # device memory in use after calls, with model and inputs, without libraries
+    compile_peak_mib: float  # the same from compilation through the first calls
+    compile_s: float  # from torch.compile through the first calls, less what as many take later
+    in_graphs: float  # share of the kernels of one call that ran in graphs
+    copied_bytes: int  # into the fixed inputs of graphs, in one call
+    graphs: dict[str, int]  # PyGraph's, by what became of them; empty for others
+    rel_err: float  # largest difference from uncaptured Inductor / its largest value
+
+
+class Variant:
+    """One way to run the workload's step."""
+
+    def __init__(self, name: str, workload: Workload, module: torch.nn.Module) -> None:
+        self.name = name
+        times_and_memory = [0.0] * 8
+        self.row = Row(
+            *(workload.name, workload.mode, workload.batch, name),
+            *times_and_memory,
+            copied_bytes=0,
+            graphs={},
+            rel_err=0.0,
+        )
+        self._training = workload.mode == "training"
+        self._module = module
+        self.model: Callable[..., Any] = _compile(name, module)
+
+    def step(self, inputs: Inputs) -> Any:
+        args, kwargs = inputs
+        if not self._training:
+            with torch.no_grad():
+                return self.model(*args, **kwargs)
+        self._module.zero_grad(set_to_none=True)
+        loss = self.model(*args, **kwargs)
+        loss.backward()
+        return loss
+
+
+class HandMadeGraph(Variant):
+    """torch.cuda.graph around one whole step of the Inductor variant, on one fixed input.
+
+    Gradients are results of the graph instead of being accumulated, and parameters are tensors of the
+    graph's own, in the same memory: AccumulateGrad nodes remember the stream they were made on and
+    break the capture where that is another one.
+    """
+
+    def __init__(self, workload: Workload, module: torch.nn.Module, inputs: Inputs) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            module = _with_shared_memory(module)
+            super().__init__("hand-made graph", workload, module)
+            self._inductor = Variant("inductor", workload, module)
+            for _ in range(3):
+                self._captured_step(inputs)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._output = self._captured_step(inputs)
+
+    def _captured_step(self, inputs: Inputs) -> Any:
+        if not self._training:
+            return self._inductor.step(inputs)
+        args, kwargs = inputs
+        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        return torch.autograd.grad(self._inductor.model(*args, **kwargs), parameters, allow_unused=True)
+
+    def step(self, inputs: Inputs) -> Any:
+        self._graph.replay()
+        return self._output
+
+
+def _with_shared_memory(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the module whose parameters are new tensors in the same memory."""
+    memo: dict[int, Any] = {
+        id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()
+    }
+    memo |= {id(buffer): buffer for buffer in module.buffers()}
+    return copy.deepcopy(module, memo)
+
+
+def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    if name == "inductor":
+        return torch.compile(module)
+    if name == "inductor+graphs":
+        return torch.compile(module, mode="reduce-overhead")
+    if name == "inductor+graphs+transforms":
+        return torch.compile(module, options=_with_transforms())
+    if name == "pygraph":
+        return torch.compile(module, backend="pygraph")
+    if name == "pygraph, every graph":
+        return torch.compile(module, backend="pygraph", options={"pygraph.select": "always"})
+    return module
+
+
+def _with_transforms() -> dict[str, Any]:
+    """Inductor's options for graphs, with PyGraph's code transformations."""
+    graph_pass = GraphPass(
+        enabled=frozenset(TRANSFORMS), constant=frozenset(), user_pass=None, watch=None
+    )
+    return {
+        "triton.cudagraphs": True,
+        "graph_partition": True,
+        "custom_should_partition_ops": list(ops.OUTSIDE_OF_GRAPHS),
+        "post_grad_custom_post_pass": graph_pass,
+    }
