@@ -35,6 +35,7 @@ class _Job:
     token: pathlib.Path
     process: subprocess.Popen[str]
     started: float
+    is_late: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -43,6 +44,11 @@ class _Job:
     @property
     def is_over(self) -> bool:
         return self.process.poll() is not None
+
+    def stop(self) -> None:
+        """Its time is up."""
+        self.is_late = True
+        self.process.kill()
 
 
 def wait_for_turn(token: str) -> None:
@@ -72,7 +78,7 @@ def run_lanes(
     with tempfile.TemporaryDirectory() as folder:
 
         def start(key: str, gpu: str) -> _Job:
-            token = pathlib.Path(folder) / str(abs(hash(key)))
+            token = pathlib.Path(folder) / key.replace("/", "_")
             with token.with_suffix(".out").open("w") as output:
                 process = subprocess.Popen(
                     commands[key](str(token)),
@@ -91,7 +97,7 @@ def run_lanes(
                 jobs.append(job)
                 while not (job.is_ready or job.is_over):
                     if time.monotonic() - job.started > timeout:
-                        job.process.kill()
+                        job.stop()
                     time.sleep(_POLL_SECONDS)
 
         threads = [threading.Thread(target=lane, args=(gpu,)) for gpu in gpus]
@@ -103,7 +109,7 @@ def run_lanes(
         for job in jobs:
             status = job.process.wait()
             output = job.token.with_suffix(".out").read_text()
-            report(job.key, Outcome(output, status if status >= 0 else None))
+            report(job.key, Outcome(output, None if job.is_late else status))
 
 
 def _time(jobs: Sequence[_Job], timeout: float, at_a_time: int) -> None:
@@ -114,7 +120,7 @@ def _time(jobs: Sequence[_Job], timeout: float, at_a_time: int) -> None:
         running = [(job, since) for job, since in running if not job.is_over]
         for job, since in running:
             if time.monotonic() - since > timeout:
-                job.process.kill()
+                job.stop()
         for job in list(waiting):
             if len(running) < at_a_time and job.gpu not in {other.gpu for other, _ in running}:
                 job.token.with_suffix(".go").touch()

@@ -206,11 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = progress.add_task("", total=len(due))
 
         def keep(workload: Workload, outcome: Outcome) -> None:
-            merge(document, workload, _rows_in(outcome, workload, console))
+            rows = _rows_in(outcome, workload, console)
+            if rows:  # what an earlier run measured is better than nothing
+                merge(document, workload, rows)
             options.out.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(document, indent=1) + "\n")
-            rows = [row for row in document["rows"] if row["workload"] == workload.name]
-            _print_rows([row for row in rows if row["mode"] == workload.mode], console)
+            _print_rows(rows, console)
             progress.advance(task)
 
         if options.gpus:

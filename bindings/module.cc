@@ -131,6 +131,7 @@ PYBIND11_MODULE(_engine, m) {
   m.doc() = "PyGraph's engine: record, link and replay CUDA graphs.";
   py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
+  py::register_exception<WorkspaceBusy>(m, "WorkspaceBusy", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("signature", [](const py::list& arguments, int device) {

@@ -9,6 +9,9 @@ class NotRelocatable(RuntimeError):
 class DriverError(RuntimeError):
     """A call of the CUDA driver failed, or there is no usable driver; the message quotes the call."""
 
+class WorkspaceBusy(RuntimeError):
+    """A replay would have to wait for a stream that is being captured; later ones may succeed."""
+
 class CapturedGraph:
     """A compiled function for one signature, as an executable graph."""
 

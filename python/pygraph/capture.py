@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pygraph import recorder, runtime, verify
-from pygraph.entry import PartitionInfo
+from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -23,15 +23,15 @@ class SideEffects:
 
 @dataclasses.dataclass
 class Attempt:
-    """outputs: the call's result. graph: to be used from now on; None if it failed or is suspect.
+    """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
 
-    failure: why it failed, for good. suspects: results that the next attempt is to look at closer.
+    failure: why it failed, for good. pending: what the next attempt is to look at closer.
     """
 
     outputs: Sequence[Any]
     graph: Any = None  # pygraph._engine.CapturedGraph
     failure: str = ""
-    suspects: Sequence[int] = ()
+    pending: Pending | None = None
     executable_bytes: int = 0
 
 
@@ -42,29 +42,25 @@ def attempt(
     info: PartitionInfo,
     options: Options,
     effects: SideEffects,
-    suspects: Sequence[int],
+    pending: Pending | None,
 ) -> Attempt:
     """Records ``function`` on ``args`` and makes the call, by ``uncaptured`` or by the graph.
 
-    suspects: what an earlier attempt found. Raises only what ``uncaptured`` raises.
+    pending: of an earlier attempt. Its recording is taken instead of a new one, because only that one
+    is known to be right in everything but the suspects. Raises only what ``uncaptured`` raises.
     """
     try:
-        donated = runtime.engine().given_away(args) if info.is_backward else []
-        recording = recorder.record(
-            function,
-            args,
-            info.device,
-            draws=effects.draws,
-            saved=info.saved,
-            donated=donated,
-            capacity=options.record_capacity_gib << 30,
-        )
+        recording = pending.recording if pending else _record(function, args, info, options, effects)
     except Exception as error:  # any failure of a recording leaves the program uncaptured
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
-        result = verify.verify(verify.Run(uncaptured, args, recording, effects.mutated), suspects)
-        graph = None if result.failure or result.suspects else recording.graph
-        return Attempt(result.outputs, graph, result.failure, result.suspects, result.executable_bytes)
+        run = verify.Run(uncaptured, args, recording, effects.mutated)
+        result = verify.verify(run, pending.suspects if pending else ())
+        taken = result.executable_bytes + (pending.executable_bytes if pending else 0)
+        if result.suspects:
+            return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
+        graph = None if result.failure else recording.graph
+        return Attempt(result.outputs, graph, result.failure, executable_bytes=taken)
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(uncaptured(args), failure=reason)
@@ -72,3 +68,21 @@ def attempt(
         return Attempt(recording.graph.replay(args, False), recording.graph)
     except RuntimeError as error:  # nothing was launched
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
+
+
+def _record(
+    function: Function,
+    args: list[Any],
+    info: PartitionInfo,
+    options: Options,
+    effects: SideEffects,
+) -> recorder.Recording:
+    return recorder.record(
+        function,
+        args,
+        info.device,
+        draws=effects.draws,
+        saved=info.saved,
+        donated=runtime.engine().given_away(args) if info.is_backward else [],
+        capacity=options.record_capacity_gib << 30,
+    )

@@ -7,6 +7,7 @@ none, and nothing here ever raises.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -53,9 +54,9 @@ def save(key: str, decision: Decision) -> None:
     """Keeps a decision. Another process may do the same at the same time."""
     if not key:
         return
-    path = _path(key)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
+        path = _path(key)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(dataclasses.asdict(decision)), "utf-8")
         os.replace(temporary, path)
@@ -66,7 +67,8 @@ def save(key: str, decision: Decision) -> None:
 def forget(key: str) -> None:
     """Removes a decision that turned out not to hold."""
     if key:
-        _path(key).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            _path(key).unlink(missing_ok=True)
 
 
 def _path(key: str) -> Path:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from pygraph.recorder import Recording
 from pygraph.selection import Decision, Trial
 
 
@@ -36,6 +37,15 @@ class State(enum.Enum):
     REFUSED = "refused"  # stays uncaptured; `reason` says why
 
 
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A recording of which a first look found all results equal but the suspects."""
+
+    recording: Recording
+    suspects: Sequence[int]
+    executable_bytes: int
+
+
 @dataclasses.dataclass
 class Entry:
     """One signature of one partition."""
@@ -44,7 +54,7 @@ class Entry:
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
     has_numbers: bool = False  # among the arguments
-    suspects: Sequence[int] = ()  # results that differed at the first verification
+    pending: Pending | None = None  # until the next call has looked closer
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
     uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first

@@ -99,7 +99,8 @@ class Partition:
             return self.uncaptured(args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
-        if entry.state is State.UNCAPTURED and self._policy.is_worth_recording(entry):
+        is_due = entry.pending is not None or self._policy.is_worth_recording(entry)
+        if entry.state is State.UNCAPTURED and is_due:
             self._selector.recall(key, entry)
             if entry.state is State.UNCAPTURED:
                 return self._capture(entry, args)
@@ -139,7 +140,7 @@ class Partition:
         if entry.state is not State.REFUSED or entry.reason != reason:
             log.warning("%s stays uncaptured: %s", self.info.name, reason)
         entry.state, entry.reason = State.REFUSED, reason
-        entry.graph = entry.trial = entry.decision = None
+        entry.graph = entry.trial = entry.decision = entry.pending = None
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
@@ -174,7 +175,7 @@ class Partition:
                 result = capture.attempt(
                     *(self._function, self.uncaptured, args, self.info, self._options),
                     self._effects,
-                    entry.suspects,
+                    entry.pending,
                 )
         finally:
             seconds = time.perf_counter() - start
@@ -186,7 +187,7 @@ class Partition:
         return result.outputs
 
     def _conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
-        entry.suspects = result.suspects
+        entry.pending = result.pending
         if result.failure:
             self.refuse(entry, result.failure)
         if result.graph is None:

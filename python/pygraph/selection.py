@@ -95,7 +95,7 @@ class Trial:
         if self._round % 2 == 1:
             return 0.0
         known = [sample.host for sample in self._samples[self.variant]]
-        return min(1.5 * min(known) + 50e-6, _LONGEST_SLEEP) if known else 0.0
+        return 1.5 * min(known) + 50e-6 if known else 0.0
 
     def add(self, sample: Sample) -> Decision | None:
         """Takes the sample of the call that ``variant`` and ``sleep`` spoke of."""
@@ -172,9 +172,12 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
 
 
 def keep_busy(seconds: float) -> None:
-    """Makes the current stream wait for so long; what is issued meanwhile then runs without gaps."""
+    """Makes the current stream wait for so long; what is issued meanwhile then runs without gaps.
+
+    At most 0.1 s: whatever takes longer to issue has gaps that do not matter.
+    """
     if seconds > 0:
-        torch.cuda._sleep(int(seconds * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(min(seconds, _LONGEST_SLEEP) * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:

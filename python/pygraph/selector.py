@@ -73,6 +73,14 @@ class Selector:
 
     def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """A call whose decision is due for a look, or that the engine does not know yet."""
+        if not runtime.record_lock.acquire(blocking=False):
+            return self._partition.uncaptured(args)  # still due at the next call
+        try:
+            return self._look(key, entry, args)
+        finally:
+            runtime.record_lock.release()
+
+    def _look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         has_graph = entry.state is State.CAPTURED
         is_new = entry.looks == 0 and not has_graph
         if has_graph:
@@ -81,15 +89,12 @@ class Selector:
             looks = _CALLS_PER_LOOK if entry.decision is not None else 0
             runtime.engine().add_without_graph(self._partition.callable, args, looks)
         entry.looks += 1
-        if is_new or entry.decision is None or not runtime.record_lock.acquire(blocking=False):
+        decision = entry.decision
+        if is_new or decision is None or entry.state is State.MEASURING:
             return self._partition.uncaptured(args)
-        try:
-            variant = entry.decision.selected
-            outputs, sample = self._timed(entry, variant, args, sleep=0.0)
-        finally:
-            runtime.record_lock.release()
-        if sample is not None and sample.latency is not None and entry.decision is not None:
-            measured = entry.decision.timings[variant].latency
+        outputs, sample = self._timed(entry, decision.selected, args, sleep=0.0)
+        if sample is not None and sample.latency is not None:
+            measured = decision.timings[decision.selected].latency
             is_outside = not measured / _BAND < sample.latency < measured * _BAND
             entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
             if entry.looks_outside >= _LOOKS_OUTSIDE:
@@ -112,7 +117,7 @@ class Selector:
                 outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
                 args.clear()
                 return outputs, sample
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, runtime.engine().WorkspaceBusy):
                 pass  # this call only: uncaptured, the same request may free caches or raise
             except RuntimeError as error:  # nothing was launched
                 self._partition.refuse(entry, recorder.describe_failure(error))

@@ -9,8 +9,8 @@ verification too.
 That is the first look. Where much memory is at stake it compares fingerprints, 8 bytes per result, so
 that two sets of results never exist at the same time. Results that differ are *suspects*: they may
 come from kernels that are not deterministic (atomic additions). The next call of the signature takes a
-closer look at them, and at nothing else: several replays and uncaptured runs on clones show whether
-the results differ from themselves as much (see compare.py).
+closer look at them in the same graph, whose other results have been found equal: several replays and
+uncaptured runs on clones show whether the suspects differ from themselves as much (see compare.py).
 """
 
 from __future__ import annotations
@@ -143,8 +143,10 @@ class Run:
         if failure:
             return Verification(outputs, failure)
         try:
-            same = map(same_bits, seen, results) if in_bits else map(eq, seen, fingerprints(results))
-            return Verification(outputs, suspects=[i for i, is_same in enumerate(same) if not is_same])
+            expected: Sequence[Any] = results if in_bits else fingerprints(results)
+            is_same = same_bits if in_bits else eq
+            pairs = enumerate(zip(seen, expected, strict=True))
+            return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
         except Exception as error:
             return Verification(outputs, _describe(error))
 

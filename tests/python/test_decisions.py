@@ -60,9 +60,14 @@ def test_a_broken_file_is_ignored(content: bytes) -> None:
     assert decisions.load(key) == _DECISION
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    monkeypatch.setattr(decisions, "cache_dir", lambda: "/proc/nowhere")
+@pytest.mark.parametrize("error", [PermissionError("no"), OSError("disk full")])
+def test_a_folder_that_cannot_be_used_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def no_folder() -> str:
+        raise error
+
+    monkeypatch.setattr(decisions, "cache_dir", no_folder)
     decisions.save("key", _DECISION)
     assert decisions.load("key") is None
     decisions.forget("key")

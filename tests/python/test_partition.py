@@ -15,7 +15,7 @@ import torch
 from pygraph import partition as partition_module
 from pygraph import recorder, runtime, verify
 from pygraph.capture import Attempt, SideEffects, attempt
-from pygraph.entry import Entry, PartitionInfo, State
+from pygraph.entry import Entry, PartitionInfo, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
@@ -92,6 +92,15 @@ class _Graph:
         return [args[0] + 1]
 
 
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification on CPU tensors."""
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
+
 def _attempt(
     monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, verify_graphs: bool
 ) -> Attempt:
@@ -103,19 +112,15 @@ def _attempt(
         pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
         return Recording(graph, pair, [])
 
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
-    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
     x = torch.ones(4)
 
     def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
         return [args[0] + 1]
 
     options = Options(verify=verify_graphs)
-    result = attempt(add_one, add_one, [x], _INFO, options, SideEffects(), ())
+    result = attempt(add_one, add_one, [x], _INFO, options, SideEffects(), None)
     assert torch.equal(result.outputs[0], x + 1)
     return result
 
@@ -273,14 +278,54 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
 ) -> None:
     seen = []
     graph = _Graph()
+    pending = Pending(Recording(graph, None, []), [3], 0)
 
     def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
         seen.append(rest[-1])
-        return Attempt(list(args), suspects=[3]) if len(seen) == 1 else Attempt(list(args), graph)
+        return Attempt(list(args), pending=pending) if len(seen) == 1 else Attempt(list(args), graph)
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
     partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
     for _ in range(3):
         entry = _call(partition, None)
-    assert seen == [(), [3]]
-    assert entry.state is State.CAPTURED
+    assert seen == [None, pending]
+    assert (entry.state, entry.pending) == (State.CAPTURED, None)
+
+
+def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second recording would be another graph, of which only the suspects were looked at."""
+
+    class Flipping(_Graph):
+        """Differs in its second result at the first replay, as sums by atomic additions may."""
+
+        replays = 0
+
+        def replay(
+            self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+        ) -> list[torch.Tensor]:
+            self.replays += 1
+            return [args[0] + 1, args[0] + (2 + 2**-20 if self.replays == 1 else 2)]
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + 1, args[0] + 2]
+
+    graphs: list[Flipping] = []
+
+    def record(*args: object, **kwargs: object) -> Recording:
+        graphs.append(Flipping())
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+        return Recording(graphs[-1], pair, [])
+
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", record)
+    x = torch.ones(4)
+    common = (_INFO, Options(), SideEffects())
+    first = attempt(function, function, [x], *common, None)
+    assert first.graph is None
+    assert first.pending is not None
+    assert list(first.pending.suspects) == [1]
+    second = attempt(function, function, [x], *common, first.pending)
+    assert len(graphs) == 1
+    assert second.graph is graphs[0]

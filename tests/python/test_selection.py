@@ -5,8 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial, choose
+from pygraph.selection import (
+    REPLAYED,
+    UNCAPTURED,
+    Decision,
+    Sample,
+    Timing,
+    Trial,
+    choose,
+    keep_busy,
+)
 
 Model = dict[str, tuple[float, float]]  # variant -> (host, device) in seconds
 
@@ -46,6 +56,16 @@ def test_a_slower_graph_is_given_up() -> None:
     decision, calls = _run({UNCAPTURED: (20e-6, 100e-6), REPLAYED: (20e-6, 120e-6)})
     assert decision.selected == UNCAPTURED
     assert calls == 10
+
+
+@pytest.mark.parametrize(("seconds", "slept"), [(0.0, None), (0.01, 0.01), (60.0, 0.1)])
+def test_the_gpu_is_never_kept_busy_for_long(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, slept: float | None
+) -> None:
+    cycles: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", cycles.append)
+    keep_busy(seconds)
+    assert cycles == ([] if slept is None else [int(slept * 2e9)])
 
 
 def test_of_equal_periods_the_smaller_latency_is_selected() -> None:

@@ -47,6 +47,10 @@ class _Graph:
         return [args[0], REPLAYED]
 
 
+class _Busy(RuntimeError):
+    """The engine's WorkspaceBusy."""
+
+
 class _World:
     """The clock: seconds that each variant takes, on the host and on the device."""
 
@@ -56,6 +60,7 @@ class _World:
         self.without_graph: list[int] = []
         self.removed: list[Any] = []
         engine = SimpleNamespace(
+            WorkspaceBusy=_Busy,
             add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
             clear_without_graph=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
@@ -139,7 +144,11 @@ def test_a_decision_from_disk_needs_no_trial(world: _World) -> None:
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(torch.OutOfMemoryError("no"), State.MEASURING), (RuntimeError("no"), State.REFUSED)],
+    [
+        (torch.OutOfMemoryError("no"), State.MEASURING),
+        (_Busy("no"), State.MEASURING),
+        (RuntimeError("no"), State.REFUSED),
+    ],
 )
 def test_a_replay_that_fails_leaves_the_call_uncaptured(
     world: _World, error: Exception, state: State
@@ -193,6 +202,16 @@ def test_an_uncaptured_decision_whose_time_leaves_the_band_is_forgotten(world: _
         assert b"key" in partition.entries
         assert subject.look(b"key", entry, [0]) == [0, UNCAPTURED]
     assert partition.entries == {}
+
+
+def test_a_look_beside_another_thread_runs_uncaptured_and_stays_due(world: _World) -> None:
+    partition, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    kept = list(partition.kept)
+    with runtime.record_lock:
+        assert subject.look(b"key", entry, [5]) == [5, UNCAPTURED]
+    assert partition.kept == kept
+    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
 
 
 def test_a_refused_signature_is_never_timed(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
