@@ -178,6 +178,8 @@ def test_a_workload_is_measured_again_only_at_another_commit() -> None:
     variants = ["inductor", "pygraph"]
     assert run.is_measured(document, eos, variants)
     assert not run.is_measured(document, eos, [*variants, "eager"])
+    cpu_bound = next(w for w in PAPER if w.name == "ST")
+    assert run.is_measured(document, cpu_bound, [*variants, "hand-made graph"])
     document["commit"] = "def"
     assert not run.is_measured(document, eos, variants)
     run.merge(document, eos, [{**document["rows"][0], "rel_err": float("nan")}])
