@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kRandomStateSize = 16;
 
-constexpr unsigned char kWorkspacePoison = 0xFF;
+constexpr unsigned char kInternalPoison = 0xFF;
 
 class WithoutPythonLock {
  public:
@@ -45,6 +45,7 @@ struct CapturedGraph::Launch {
   std::vector<PhiloxPosition> positions;
   bool donated = false;
   int poison = -1;
+  std::vector<c10::DataPtr> blocks;  // of the regions that are not in an input, in their order
 };
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
@@ -87,7 +88,9 @@ void CapturedGraph::plan_donations() {
       it->second = std::max(it->second, bytes);
     }
   };
-  for (const Region& region : linked().regions) add(region.input, region.size);
+  for (const Region& region : linked().regions) {
+    if (region.input != Region::kOwnBlock) add(region.input, region.size);
+  }
   donors_.assign(outputs_.storage_bytes.size(), kNoArgument);
   uint32_t output = 0;
   for (size_t storage = 0; storage < donors_.size(); ++storage) {
@@ -103,6 +106,14 @@ std::vector<uint32_t> CapturedGraph::donated() const {
   std::vector<uint32_t> positions;
   for (const auto& donation : donations_) positions.push_back(donation.first);
   return positions;
+}
+
+uint64_t CapturedGraph::block_bytes() const {
+  uint64_t bytes = 0;
+  for (const Region& region : linked().regions) {
+    if (region.input == Region::kOwnBlock) bytes += region.size;
+  }
+  return bytes;
 }
 
 bool CapturedGraph::gives_away(PyObject* arguments, Py_ssize_t holders) const {
@@ -135,6 +146,29 @@ void CapturedGraph::collect_input_addresses(PyObject* arguments,
   }
 }
 
+void CapturedGraph::take_memory(Launch& launch) {
+  reserve_workspace(workspace_needed(launch.donated));
+  for (const Region& region : linked().regions) {
+    if (region.input != Region::kOwnBlock) continue;
+    launch.blocks.push_back(c10::GetAllocator(device_.type())->allocate(region.size));
+  }
+}
+
+void CapturedGraph::place_internal_memory(Launch& launch, uint64_t workspace) const {
+  launch.addresses[executable_.workspace_slot()] = workspace;
+  size_t block = 0;
+  for (size_t i = 0; i < linked().regions.size(); ++i) {
+    const Region& region = linked().regions[i];
+    uint64_t& address = launch.addresses[executable_.region_slot() + i];
+    if (region.input == Region::kOwnBlock) {
+      address = reinterpret_cast<uint64_t>(launch.blocks[block++].get());
+    } else {
+      address =
+          launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;
+    }
+  }
+}
+
 void CapturedGraph::bind_and_launch(Launch& launch) {
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(workspace_.mutex());
@@ -143,12 +177,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
     throw DriverError("the workspace could not be kept", abi::kOutOfMemory);
   }
   const uint64_t workspace = workspace_.enter(driver_, launch.stream);
-  launch.addresses[executable_.workspace_slot()] = needed > 0 ? workspace : 0;
-  for (size_t i = 0; i < linked().regions.size(); ++i) {
-    const Region& region = linked().regions[i];
-    launch.addresses[executable_.region_slot() + i] =
-        launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;
-  }
+  place_internal_memory(launch, needed > 0 ? workspace : 0);
   nodes_touched += executable_.bind(launch.addresses);
   if (draws_) {
     // From pageable memory: the driver has copied the bytes when the call returns.
@@ -158,10 +187,8 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
                                        launch.positions.size() * kRandomStateSize, launch.stream));
   }
   if (launch.poison >= 0) {
-    if (needed > 0) {
-      PYGRAPH_CHECK(driver_, memset_d8_async(workspace, kWorkspacePoison, needed, launch.stream));
-    }
     poison_outputs(launch);
+    poison_internal_memory(launch, workspace, needed);
   }
   executable_.launch(launch.stream);
   ++replays;
@@ -176,6 +203,20 @@ void CapturedGraph::poison_outputs(const Launch& launch) const {
     if (storage.nbytes() == 0 || (launch.donated && donors_[i] != kNoArgument)) continue;
     const auto address = reinterpret_cast<uint64_t>(storage.mutable_data());
     PYGRAPH_CHECK(driver_, memset_d8_async(address, value, storage.nbytes(), launch.stream));
+  }
+}
+
+void CapturedGraph::poison_internal_memory(const Launch& launch, uint64_t workspace,
+                                           uint64_t size) const {
+  const auto fill = [&](uint64_t address, uint64_t bytes) {
+    if (bytes == 0) return;
+    PYGRAPH_CHECK(driver_, memset_d8_async(address, kInternalPoison, bytes, launch.stream));
+  };
+  fill(workspace, size);
+  size_t block = 0;
+  for (const Region& region : linked().regions) {
+    if (region.input != Region::kOwnBlock) continue;
+    fill(reinterpret_cast<uint64_t>(launch.blocks[block++].get()), region.size);
   }
 }
 
@@ -198,7 +239,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
   }
   launch.addresses.resize(executable_.slot_count());
-  reserve_workspace(workspace_needed(launch.donated));
+  take_memory(launch);
   if (draws_) {
     const auto& states = linked().recording.random;
     for (size_t i = 0; i < random_.size(); ++i) {
@@ -216,6 +257,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
     throw;
   }
+  launch.blocks.clear();  // reused in stream order
   donations.keep();
   return build_outputs(outputs_, launch.storages, arguments);
 }

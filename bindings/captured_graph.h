@@ -43,13 +43,15 @@ class CapturedGraph {
   // refuses, c10::Error if the outputs cannot be allocated; nothing was launched then.
   // `holders`: how many of the call's own lists hold the arguments; an argument with no other
   // reference is given away, and may be left without memory (see donation.h). 0: none is.
-  // `poison`: a byte that fills fresh outputs first, for verification, and the workspace is filled
-  // with ones; -1 for none.
+  // `poison`: a byte that fills fresh outputs first, for verification, and internal memory is
+  // filled with ones; -1 for none.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
   const LinkedGraph& linked() const { return executable_.linked(); }
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
+  // Internal memory in blocks that are taken for each launch and given back at once.
+  uint64_t block_bytes() const;
   // Positions of the arguments that a replay may overwrite because the call gives them away.
   std::vector<uint32_t> donated() const;
 
@@ -66,8 +68,11 @@ class CapturedGraph {
   void reserve_workspace(uint64_t bytes);
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
+  void take_memory(Launch& launch);
+  void place_internal_memory(Launch& launch, uint64_t workspace) const;
   void bind_and_launch(Launch& launch);
   void poison_outputs(const Launch& launch) const;
+  void poison_internal_memory(const Launch& launch, uint64_t workspace, uint64_t size) const;
   void plan_donations();
   uint64_t workspace_needed(bool donated) const {
     return donated ? linked().workspace_size : linked().workspace_size_if_kept;

@@ -66,6 +66,7 @@ void bind_captured_graph(py::module_& m) {
           "unexplained_words",
           [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
+      .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
         return graph.linked().workspace_size;
       });

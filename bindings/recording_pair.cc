@@ -12,6 +12,11 @@ namespace {
 // Different gaps make distances between buffers differ between the recordings, not only addresses.
 constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
 
+// Internal memory in pieces of this size is taken from PyTorch's allocator for each launch and
+// given back at once, so that others can use it between launches. Smaller pieces stay in the
+// workspace: memory that moves between calls costs host time for every node that uses it.
+constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
+
 constexpr size_t kScrubbedStack = size_t{512} << 10;
 
 // Zeroes the stack below the caller, where the recorded code will run. Kernels whose parameters are
@@ -129,6 +134,7 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   mark_saved(*outputs_[1], saved);
   LinkedGraph linked =
       pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), donated_inputs(donated));
+  split_workspace(linked, kLargeBlock);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
                                          random_, std::move(graph_), std::move(linked));
 }

@@ -11,6 +11,7 @@ constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and in bfloat16
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
+constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
 
 abi::MemoryAllocationProperties page_properties(int device) {
   abi::MemoryAllocationProperties properties{};
@@ -26,17 +27,16 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
   const abi::MemoryAllocationProperties properties = page_properties(device);
   size_t granularity = 0;
   PYGRAPH_CHECK(driver_, memory_get_granularity(&granularity, &properties, /*minimum=*/0));
-  page_size_ = granularity;
-  capacity_ = capacity / (2 * page_size_) * (2 * page_size_);
+  capacity_ = capacity / (2 * granularity) * (2 * granularity);
   abi::DevicePointer base = 0;
   PYGRAPH_CHECK(driver_, address_reserve(&base, capacity_, 0, 0, 0));
   base_ = base;
   try {
     for (const uint64_t poison : {kNanPattern, kSmallIntegers}) {
-      abi::MemoryHandle page = 0;
-      PYGRAPH_CHECK(driver_, memory_create(&page, page_size_, &properties, 0));
+      Page page{.size = granularity};
+      PYGRAPH_CHECK(driver_, memory_create(&page.handle, page.size, &properties, 0));
       const uint64_t begin = base_ + regions_.size() * (capacity_ / 2);
-      regions_.push_back({begin, begin, begin, page, poison});
+      regions_.push_back({begin, begin, begin, page, {}, poison});
     }
   } catch (...) {
     release();
@@ -53,7 +53,8 @@ void AddressSpace::release() noexcept {
     if (region.mapped > region.begin) {
       driver_.memory_unmap(region.begin, region.mapped - region.begin);
     }
-    driver_.memory_release(region.page);
+    driver_.memory_release(region.small.handle);
+    if (region.large.size > 0) driver_.memory_release(region.large.handle);
   }
   driver_.address_free(base_, capacity_);
 }
@@ -64,13 +65,27 @@ uint64_t AddressSpace::mapped_bytes() const {
   return bytes;
 }
 
+bool AddressSpace::has_large_page(Region& region) {
+  if (region.large.size == 0) {
+    const abi::MemoryAllocationProperties properties = page_properties(device_);
+    Page page{.size = kLargePage};
+    if (driver_.memory_create(&page.handle, page.size, &properties, 0) == abi::kSuccess) {
+      region.large = page;
+    }
+  }
+  return region.large.size > 0;  // where there is no memory for it, the small page does
+}
+
 void AddressSpace::map_until(Region& region, uint64_t end) {
   if (end <= region.mapped) return;
   const RelaxedCaptureMode relaxed(driver_);
   const uint64_t first = region.mapped;
   while (region.mapped < end) {
-    PYGRAPH_CHECK(driver_, memory_map(region.mapped, page_size_, 0, region.page, 0));
-    region.mapped += page_size_;
+    const bool is_far = end - region.mapped >= kLargePage;
+    Page& page = is_far && has_large_page(region) ? region.large : region.small;
+    PYGRAPH_CHECK(driver_, memory_map(region.mapped, page.size, 0, page.handle, 0));
+    if (page.address == 0) page.address = region.mapped;
+    region.mapped += page.size;
   }
   const abi::MemoryAccess access{{.type = 1, .id = device_}, kReadWrite};
   PYGRAPH_CHECK(driver_, memory_set_access(first, region.mapped - first, &access, 1));
@@ -91,18 +106,23 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
 
 void AddressSpace::poison() {
   for (Region& region : regions_) {
-    map_until(region, region.begin + page_size_);
-    const std::vector<uint64_t> pattern(page_size_ / sizeof(uint64_t), region.poison);
-    PYGRAPH_CHECK(driver_, copy_to_device(region.begin, pattern.data(), page_size_));
+    for (const Page& page : {region.small, region.large}) {
+      if (page.address == 0) continue;
+      const std::vector<uint64_t> pattern(page.size / sizeof(uint64_t), region.poison);
+      PYGRAPH_CHECK(driver_, copy_to_device(page.address, pattern.data(), page.size));
+    }
   }
 }
 
 bool AddressSpace::untouched() {
   for (const Region& region : regions_) {
-    std::vector<uint64_t> content(page_size_ / sizeof(uint64_t));
-    PYGRAPH_CHECK(driver_, copy_to_host(content.data(), region.begin, page_size_));
-    const auto is_poison = [&](uint64_t word) { return word == region.poison; };
-    if (!std::all_of(content.begin(), content.end(), is_poison)) return false;
+    for (const Page& page : {region.small, region.large}) {
+      if (page.address == 0) continue;
+      std::vector<uint64_t> content(page.size / sizeof(uint64_t));
+      PYGRAPH_CHECK(driver_, copy_to_host(content.data(), page.address, page.size));
+      const auto is_poison = [&](uint64_t word) { return word == region.poison; };
+      if (!std::all_of(content.begin(), content.end(), is_poison)) return false;
+    }
   }
   return true;
 }

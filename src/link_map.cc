@@ -41,6 +41,12 @@ std::string last_use(const Symbol& symbol) {
   return symbol.last == Allocation::kNever ? "end" : std::to_string(symbol.last);
 }
 
+std::string place_name(const LinkedGraph& linked, uint32_t region) {
+  const uint32_t input = linked.regions[region - 1].input;
+  if (input == Region::kOwnBlock) return " in block" + std::to_string(region);
+  return " in input" + std::to_string(input);
+}
+
 }  // namespace
 
 std::string link_map(const LinkedGraph& linked) {
@@ -57,7 +63,7 @@ std::string link_map(const LinkedGraph& linked) {
     out << std::setw(14) << symbol_name(symbol, i) << std::setw(14) << symbol.size << std::setw(8)
         << symbol.first << std::setw(8) << last_use(symbol);
     if (symbol.kind == SymbolKind::kInternal) out << "+" << symbol.workspace_offset;
-    if (symbol.region > 0) out << " in input" << linked.regions[symbol.region - 1].input;
+    if (symbol.region > 0) out << place_name(linked, symbol.region);
     if (symbol.kind == SymbolKind::kOutput && linked.donors[symbol.slot] != kNoDonor) {
       out << "takes the place of input" << linked.donors[symbol.slot];
     }

@@ -2,8 +2,9 @@
 //
 // Nothing executes during a capture, so its addresses need no storage behind them. They must exist,
 // though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved and
-// every 2 MiB of it is mapped to one and the same physical page. Recording a graph that works on
-// 30 GB costs 4 MiB per recording.
+// every 2 MiB of it is mapped to one and the same physical page. Recording a graph costs 4 MiB per
+// recording. A mapping takes the driver some 80 us, so allocations of 32 MiB and more are mapped to
+// a page of that size: recording a graph that works on 30 GB costs 68 MiB.
 //
 // The pages serve a second purpose. While a new graph is verified they are filled with poison: an
 // address that PyGraph failed to relocate then reads garbage, which shows in the outputs, or writes
@@ -42,22 +43,28 @@ class AddressSpace {
   bool untouched();  // whether the pages still hold the poison; waits for the device
 
  private:
-  struct Region {  // one half of the range, mapped to one page
+  struct Page {
+    uint64_t size = 0;
+    abi::MemoryHandle handle = 0;
+    uint64_t address = 0;  // the first that is mapped to it; 0 if none is
+  };
+  struct Region {  // one half of the range, mapped to its two pages over and over
     uint64_t begin;
     uint64_t next;    // first unused address
     uint64_t mapped;  // end of what is mapped
-    abi::MemoryHandle page;
+    Page small;
+    Page large;       // made when it is first needed
     uint64_t poison;  // the 8-byte pattern
   };
 
   void release() noexcept;
   void map_until(Region& region, uint64_t end);
+  bool has_large_page(Region& region);
 
   const Driver& driver_;
   int device_;
   uint64_t capacity_;
   uint64_t gap_;
-  uint64_t page_size_ = 0;
   uint64_t base_ = 0;
   std::vector<Region> regions_;  // by Content
 };

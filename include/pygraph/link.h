@@ -46,9 +46,11 @@ struct DonatedInput {
   uint64_t size = 0;  // bytes from its address on that may be overwritten
 };
 
-// Internal memory inside a donated input, from its last use on.
+// Internal memory outside of the workspace: inside a donated input, from its last use on, or in a
+// block of its own (see split_workspace).
 struct Region {
-  uint32_t input = 0;  // slot
+  static constexpr uint32_t kOwnBlock = ~uint32_t{0};
+  uint32_t input = kOwnBlock;  // slot
   uint64_t size = 0;
   uint64_t fallback_offset = 0;  // in the workspace, for calls that do not donate the input
 };
@@ -90,6 +92,11 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
 void match_recordings(const Recording& a, const Recording& b);
 void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked);
 void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated = {});
+
+// Optional, after link(): cuts pieces of `smallest` bytes and more out of the workspace, wherever
+// no allocation crosses the cut, and makes each a region of its own. A launch can then get them
+// where memory is free, instead of keeping one contiguous block of all.
+void split_workspace(LinkedGraph& linked, uint64_t smallest);
 
 // Symbols and relocations as text: one line per symbol, then one per relocated word.
 std::string link_map(const LinkedGraph& linked);

@@ -21,7 +21,8 @@ class GraphStats:
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     replays: launches so far. nodes_touched: node updates in all of them.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
-    workspace_bytes: internal memory during a launch, shared by all graphs of the device.
+    workspace_bytes: internal memory that is kept between launches, shared by all graphs of the device.
+    block_bytes: internal memory that is taken for each launch and given back at once.
     executable_bytes: device memory that the executable graph took, as far as it showed.
     capture_seconds: for recording twice, linking and verifying.
     """
@@ -37,6 +38,7 @@ class GraphStats:
     nodes_touched: int
     bytes_not_copied: int
     workspace_bytes: int
+    block_bytes: int
     executable_bytes: int
     capture_seconds: float
     timings: Mapping[str, Timing]
@@ -62,6 +64,7 @@ def stats() -> list[GraphStats]:
                     nodes_touched=graph.nodes_touched if graph else 0,
                     bytes_not_copied=entry.copied_bytes,
                     workspace_bytes=graph.workspace_bytes if graph else 0,
+                    block_bytes=graph.block_bytes if graph else 0,
                     executable_bytes=entry.executable_bytes,
                     capture_seconds=entry.capture_seconds,
                     timings=entry.decision.timings if entry.decision else {},

@@ -187,5 +187,61 @@ TEST(PlanMemory, AGraphWithoutInternalMemoryNeedsNone) {
   EXPECT_EQ(linked.workspace_size, 0);
 }
 
+TEST(SplitWorkspace, MemoryThatLivesTogetherStillNeverOverlaps) {
+  std::mt19937 random(1);
+  size_t blocks = 0;
+  for (int round = 0; round < 200; ++round) {
+    LinkedGraph linked = chain(40);
+    for (int i = 0; i < 30; ++i) {
+      const uint32_t first = random() % 40;
+      add_internal(linked, 1 + random() % 5000, first, first + 1 + random() % 10);
+    }
+    plan_memory(linked);
+    const uint64_t whole = linked.workspace_size;
+    const uint64_t smallest = 2000 + random() % 8000;
+    split_workspace(linked, smallest);
+    uint64_t total = linked.workspace_size;
+    for (const Region& region : linked.regions) {
+      EXPECT_EQ(region.input, Region::kOwnBlock);
+      EXPECT_GE(region.size, smallest);
+      total += region.size;
+    }
+    blocks += linked.regions.size();
+    EXPECT_EQ(total, whole);
+    EXPECT_EQ(linked.workspace_size, linked.workspace_size_if_kept);
+    for (size_t i = 0; i < linked.symbols.size(); ++i) {
+      const Symbol& a = linked.symbols[i];
+      const uint64_t room =
+          a.region == 0 ? linked.workspace_size : linked.regions[a.region - 1].size;
+      EXPECT_EQ(a.workspace_offset % 512, 0);
+      EXPECT_LE(a.workspace_offset + a.size, room);
+      for (size_t j = 0; j < i; ++j) {
+        const Symbol& b = linked.symbols[j];
+        const bool together = a.first < b.last && b.first < a.last;
+        EXPECT_FALSE(together && a.region == b.region && overlap(a, b));
+      }
+    }
+  }
+  EXPECT_GT(blocks, 200);
+}
+
+TEST(SplitWorkspace, SmallPiecesStayAndRegionsInInputsMoveDown) {
+  LinkedGraph linked = chain(4);
+  add_internal(linked, 1 << 20, 0, 2);
+  add_internal(linked, 512, 1, 3);
+  plan_memory(linked);
+  linked.regions.push_back({.input = 0, .size = 512, .fallback_offset = linked.workspace_size});
+  linked.workspace_size_if_kept = linked.workspace_size + 512;
+  split_workspace(linked, 1 << 20);
+  ASSERT_EQ(linked.regions.size(), 2);
+  EXPECT_EQ(linked.regions[1].input, Region::kOwnBlock);
+  EXPECT_EQ(linked.symbols[0].region, 2);
+  EXPECT_EQ(linked.symbols[1].region, 0);
+  EXPECT_EQ(linked.symbols[1].workspace_offset, 0);
+  EXPECT_EQ(linked.workspace_size, 512);
+  EXPECT_EQ(linked.regions[0].fallback_offset, 512);
+  EXPECT_EQ(linked.workspace_size_if_kept, 1024);
+}
+
 }  // namespace
 }  // namespace pygraph

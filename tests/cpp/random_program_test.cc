@@ -99,7 +99,11 @@ class RandomProgramTest : public DeviceTest {
     const uint64_t workspace = device.allocate(std::max<uint64_t>(size, 1));
     addresses.push_back(workspace);
     for (const Region& region : linked.regions) {
-      addresses.push_back(donated ? inputs[region.input] : workspace + region.fallback_offset);
+      if (region.input == Region::kOwnBlock) {
+        addresses.push_back(device.allocate(region.size));
+      } else {
+        addresses.push_back(donated ? inputs[region.input] : workspace + region.fallback_offset);
+      }
     }
     graph.bind(addresses);
     graph.launch(stream.get());
@@ -114,6 +118,7 @@ class RandomProgramTest : public DeviceTest {
 
 TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
   size_t donated_somewhere = 0;
+  size_t blocks = 0;
   for (unsigned seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     const Program program(seed);
@@ -124,6 +129,11 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     donated_somewhere += linked.regions.size();
     donated_somewhere +=
         std::ranges::count_if(linked.donors, [](uint32_t d) { return d != kNoDonor; });
+    if (seed % 2 == 1) {
+      const size_t regions = linked.regions.size();
+      split_workspace(linked, kBytes);
+      blocks += linked.regions.size() - regions;
+    }
     ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
     for (int round = 0; round < 2; ++round) {
       replay(graph, program, /*donated=*/true, static_cast<float>(10 * round));
@@ -131,6 +141,7 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     }
   }
   EXPECT_GT(donated_somewhere, 20);
+  EXPECT_GT(blocks, 20);
 }
 
 }  // namespace
