@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "philox.h"
@@ -39,13 +40,13 @@ at::Generator generator_of(const RandomSource& source, PyObject* arguments, c10:
 // What one replay works with.
 struct CapturedGraph::Launch {
   CUstream stream = nullptr;
-  std::vector<uint64_t> addresses;  // by slot
-  std::vector<c10::Storage> storages;
+  std::vector<uint64_t> addresses;        // by slot
+  std::vector<c10::Storage> outputs;      // by block
   std::vector<at::Generator> generators;  // by random source
   std::vector<PhiloxPosition> positions;
   bool donated = false;
   int poison = -1;
-  std::vector<c10::DataPtr> blocks;  // of the regions that are not in an input, in their order
+  std::vector<c10::DataPtr> regions;  // by region; none for those in an input
 };
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
@@ -59,6 +60,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       executable_(driver, std::move(graph), std::move(linked)),
       workspace_(Workspace::of_device(device.index())) {
   plan_donations();
+  plan_allocations();
   const auto& states = executable_.linked().recording.random;
   draws_ = std::ranges::any_of(states, [](const RandomState& s) { return s.increment > 0; });
   if (draws_) {
@@ -91,15 +93,30 @@ void CapturedGraph::plan_donations() {
   for (const Region& region : linked().regions) {
     if (region.input != Region::kOwnBlock) add(region.input, region.size);
   }
-  donors_.assign(outputs_.storage_bytes.size(), kNoArgument);
-  uint32_t output = 0;
-  for (size_t storage = 0; storage < donors_.size(); ++storage) {
-    if (outputs_.storage_bytes[storage] == 0) continue;
-    const uint32_t donor = linked().donors[output++];
-    if (donor == kNoDonor) continue;
-    add(donor, outputs_.storage_bytes[storage]);
-    donors_[storage] = slot_arguments_[donor];
+  std::vector<uint32_t> buffers_in(outputs_.block_bytes.size(), 0);
+  for (const Buffer& buffer : outputs_.buffers) ++buffers_in[buffer.block];
+  donors_.assign(outputs_.block_bytes.size(), kNoArgument);
+  uint32_t slot = 0;
+  for (const Buffer& buffer : outputs_.buffers) {
+    if (buffer.bytes == 0) continue;
+    const uint32_t donor = linked().donors[slot++];
+    if (donor == kNoDonor || buffers_in[buffer.block] > 1) continue;
+    add(donor, buffer.bytes);
+    donors_[buffer.block] = slot_arguments_[donor];
   }
+}
+
+// Largest first: PyTorch's allocator gives the smallest free piece that fits, and cuts it, so small
+// allocations that come first would break up the pieces that large ones had in the call before.
+void CapturedGraph::plan_allocations() {
+  for (uint32_t i = 0; i < outputs_.block_bytes.size(); ++i) {
+    allocations_.push_back({outputs_.block_bytes[i], true, i});
+  }
+  for (uint32_t i = 0; i < linked().regions.size(); ++i) {
+    const Region& region = linked().regions[i];
+    if (region.input == Region::kOwnBlock) allocations_.push_back({region.size, false, i});
+  }
+  std::ranges::stable_sort(allocations_, std::greater(), &Allocation::bytes);
 }
 
 std::vector<uint32_t> CapturedGraph::donated() const {
@@ -131,7 +148,7 @@ void CapturedGraph::reserve_workspace(uint64_t bytes) {
 }
 
 uint64_t CapturedGraph::output_bytes() const {
-  return std::accumulate(outputs_.storage_bytes.begin(), outputs_.storage_bytes.end(), uint64_t{0});
+  return std::accumulate(outputs_.block_bytes.begin(), outputs_.block_bytes.end(), uint64_t{0});
 }
 
 bool CapturedGraph::matches(PyObject* arguments) const {
@@ -146,22 +163,37 @@ void CapturedGraph::collect_input_addresses(PyObject* arguments,
   }
 }
 
-void CapturedGraph::take_memory(Launch& launch) {
-  reserve_workspace(workspace_needed(launch.donated));
-  for (const Region& region : linked().regions) {
-    if (region.input != Region::kOwnBlock) continue;
-    launch.blocks.push_back(c10::GetAllocator(device_.type())->allocate(region.size));
+void CapturedGraph::allocate(Launch& launch, PyObject* arguments, Donations& donations) const {
+  static c10::Allocator* allocator = c10::GetAllocator(device_.type());
+  launch.outputs.resize(outputs_.block_bytes.size());
+  launch.regions.resize(linked().regions.size());
+  for (const auto& [bytes, is_output, index] : allocations_) {
+    if (!is_output) {
+      launch.regions[index] = allocator->allocate(bytes);
+      continue;
+    }
+    const bool is_donated = launch.donated && donors_[index] != kNoArgument;
+    launch.outputs[index] =
+        c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                     is_donated ? donations.take(PyList_GET_ITEM(arguments, donors_[index]))
+                                : allocator->allocate(bytes),
+                     allocator, /*resizable=*/true);
+    if (is_donated) donations.given_to(launch.outputs[index]);
+  }
+  for (const Buffer& buffer : outputs_.buffers) {
+    if (buffer.bytes == 0) continue;
+    const auto block = reinterpret_cast<uint64_t>(launch.outputs[buffer.block].mutable_data());
+    launch.addresses.push_back(block + buffer.offset);
   }
 }
 
 void CapturedGraph::place_internal_memory(Launch& launch, uint64_t workspace) const {
   launch.addresses[executable_.workspace_slot()] = workspace;
-  size_t block = 0;
   for (size_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
     uint64_t& address = launch.addresses[executable_.region_slot() + i];
     if (region.input == Region::kOwnBlock) {
-      address = reinterpret_cast<uint64_t>(launch.blocks[block++].get());
+      address = reinterpret_cast<uint64_t>(launch.regions[i].get());
     } else {
       address =
           launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;
@@ -197,12 +229,12 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
 
 void CapturedGraph::poison_outputs(const Launch& launch) const {
   const auto value = static_cast<unsigned char>(launch.poison);
-  for (size_t i = 0; i < launch.storages.size(); ++i) {
-    const c10::Storage& storage = launch.storages[i];
+  for (size_t i = 0; i < launch.outputs.size(); ++i) {
+    const c10::Storage& block = launch.outputs[i];
     // What was an input until now still is one when the graph starts.
-    if (storage.nbytes() == 0 || (launch.donated && donors_[i] != kNoArgument)) continue;
-    const auto address = reinterpret_cast<uint64_t>(storage.mutable_data());
-    PYGRAPH_CHECK(driver_, memset_d8_async(address, value, storage.nbytes(), launch.stream));
+    if (block.nbytes() == 0 || (launch.donated && donors_[i] != kNoArgument)) continue;
+    const auto address = reinterpret_cast<uint64_t>(block.mutable_data());
+    PYGRAPH_CHECK(driver_, memset_d8_async(address, value, block.nbytes(), launch.stream));
   }
 }
 
@@ -213,10 +245,9 @@ void CapturedGraph::poison_internal_memory(const Launch& launch, uint64_t worksp
     PYGRAPH_CHECK(driver_, memset_d8_async(address, kInternalPoison, bytes, launch.stream));
   };
   fill(workspace, size);
-  size_t block = 0;
-  for (const Region& region : linked().regions) {
-    if (region.input != Region::kOwnBlock) continue;
-    fill(reinterpret_cast<uint64_t>(launch.blocks[block++].get()), region.size);
+  for (size_t i = 0; i < launch.regions.size(); ++i) {
+    if (!launch.regions[i]) continue;
+    fill(reinterpret_cast<uint64_t>(launch.regions[i].get()), linked().regions[i].size);
   }
 }
 
@@ -229,17 +260,9 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   launch.addresses.reserve(executable_.slot_count());
   collect_input_addresses(arguments, launch.addresses);
   Donations donations;  // given back if anything below throws
-  launch.storages = allocate_storages(
-      outputs_, device_,
-      launch.donated ? std::span<const uint32_t>(donors_) : std::span<const uint32_t>(), arguments,
-      donations);
-  for (const c10::Storage& storage : launch.storages) {
-    if (storage.nbytes() > 0) {
-      launch.addresses.push_back(reinterpret_cast<uint64_t>(storage.mutable_data()));
-    }
-  }
+  allocate(launch, arguments, donations);
   launch.addresses.resize(executable_.slot_count());
-  take_memory(launch);
+  reserve_workspace(workspace_needed(launch.donated));
   if (draws_) {
     const auto& states = linked().recording.random;
     for (size_t i = 0; i < random_.size(); ++i) {
@@ -257,9 +280,9 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
     throw;
   }
-  launch.blocks.clear();  // reused in stream order
+  launch.regions.clear();  // reused in stream order
   donations.keep();
-  return build_outputs(outputs_, launch.storages, arguments);
+  return build_outputs(outputs_, launch.outputs, arguments);
 }
 
 }  // namespace pygraph

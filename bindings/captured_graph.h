@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "donation.h"
 #include "outputs.h"
 #include "pygraph/executable.h"
 #include "workspace.h"
@@ -63,12 +64,21 @@ class CapturedGraph {
 
  private:
   struct Launch;
+  // Memory that a launch takes from PyTorch's allocator: a block of outputs, or a region.
+  struct Allocation {
+    uint64_t bytes = 0;
+    bool is_output = false;
+    uint32_t index = 0;
+  };
+  static constexpr uint32_t kNoArgument = ~uint32_t{0};
+
   // Takes `bytes` of room in the device's workspace, if that is more than it has. Throws
   // c10::OutOfMemoryError where there is none.
   void reserve_workspace(uint64_t bytes);
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
-  void take_memory(Launch& launch);
+  void plan_allocations();
+  void allocate(Launch& launch, PyObject* arguments, Donations& donations) const;
   void place_internal_memory(Launch& launch, uint64_t workspace) const;
   void bind_and_launch(Launch& launch);
   void poison_outputs(const Launch& launch) const;
@@ -85,8 +95,11 @@ class CapturedGraph {
   std::vector<RandomSource> random_;
   std::vector<uint32_t> slot_arguments_;  // position of the argument, by input slot
   std::vector<std::pair<uint32_t, uint64_t>>
-      donations_;                 // (position, bytes) that the layout relies on
-  std::vector<uint32_t> donors_;  // by fresh storage (see outputs.h)
+      donations_;  // (position, bytes) that the layout relies on
+  // By block of the outputs (see outputs.h): the argument whose memory it takes in calls that give
+  // it away, or kNoArgument.
+  std::vector<uint32_t> donors_;
+  std::vector<Allocation> allocations_;  // of one launch, largest first
   bool draws_ = false;
   uint64_t reserved_ = 0;       // bytes of workspace
   c10::DataPtr random_memory_;  // 16 bytes (seed, offset) per source

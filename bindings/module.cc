@@ -12,6 +12,11 @@ namespace py = pybind11;
 namespace pygraph {
 namespace {
 
+// As Route's in Python: (is_output, index, (sizes, strides, offset) or None).
+using OutputOfRoute =
+    std::tuple<bool, int,
+               std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>;
+
 c10::Device cuda_device(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
@@ -114,9 +119,15 @@ void bind_graphed_callable(py::module_& m) {
         });
   m.def("whole_graph_callable", [](const py::object& partition, const py::object& fallback,
                                    bool takes_list, int input_count, std::vector<int> inputs,
-                                   std::vector<std::pair<bool, int>> outputs) {
-    return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
-                                           {input_count, std::move(inputs), std::move(outputs)}));
+                                   const std::vector<OutputOfRoute>& outputs) {
+    Route route{input_count, std::move(inputs), {}};
+    for (const auto& [is_output, index, view] : outputs) {
+      route.outputs.push_back({is_output, index, std::nullopt});
+      if (!view) continue;
+      route.outputs.back().view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
+    }
+    return steal(
+        make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list, std::move(route)));
   });
   m.def("pause", &pause_replays);
   m.def("clear_without_graph",

@@ -1,8 +1,5 @@
 #include "outputs.h"
 
-#include <ATen/SavedTensorHooks.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <map>
@@ -12,30 +9,15 @@
 namespace pygraph {
 namespace {
 
-constexpr uint64_t kAlignment = 512;
-// Larger tensors get memory of their own: the cost of an allocation does not count there, and a
+constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator
+// Larger buffers get blocks of their own: what an allocation costs does not count there, and a
 // backward can reuse them one by one (see donation.h).
-constexpr uint64_t kLargestInBlock = uint64_t{1} << 20;
+constexpr uint64_t kLargestShared = uint64_t{1} << 20;
+// What a single gradient that somebody keeps can keep alive.
+constexpr uint64_t kLargestBlock = uint64_t{4} << 20;
 
 uint64_t align_up(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// Device memory that several storages share; freed with the last of them.
-struct SharedBlock : c10::intrusive_ptr_target {
-  explicit SharedBlock(c10::DataPtr given) : memory(std::move(given)) {}
-  c10::DataPtr memory;
-};
-
-c10::DataPtr part_of(const c10::intrusive_ptr<SharedBlock>& block, uint64_t offset,
-                     c10::Device device) {
-  auto* address = static_cast<std::byte*>(block->memory.get()) + offset;
-  c10::raw::intrusive_ptr::incref(block.get());
-  return {address, block.get(),
-          [](void* context) {
-            c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(context));
-          },
-          device};
 }
 
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
@@ -69,18 +51,11 @@ void describe_layout(const at::Tensor& tensor, int64_t base_offset, Output& outp
       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) - base_offset;
 }
 
-at::Tensor make_tensor(const c10::Storage& storage, const Output& output, int64_t byte_offset) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), output.dtype);
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
-      output.sizes, output.strides, byte_offset / static_cast<int64_t>(output.dtype.itemsize()));
-  return tensor;
-}
-
 at::Tensor make_view(const Output& output, PyObject* arguments) {
   const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(arguments, output.source));
   const int64_t base_offset = base.storage_offset() * static_cast<int64_t>(base.itemsize());
-  return make_tensor(base.storage(), output, base_offset + output.byte_offset);
+  return make_tensor(base.storage(), output.dtype, output.sizes, output.strides,
+                     base_offset + output.byte_offset);
 }
 
 }  // namespace
@@ -95,7 +70,7 @@ OutputPlan::~OutputPlan() {
 }
 
 void OutputPlan::check_equal(const OutputPlan& other) const {
-  bool equal = outputs.size() == other.outputs.size() && storage_bytes == other.storage_bytes;
+  bool equal = outputs.size() == other.outputs.size() && block_bytes == other.block_bytes;
   for (size_t i = 0; equal && i < outputs.size(); ++i) {
     equal = outputs[i].same_layout(other.outputs[i]);
   }
@@ -142,8 +117,8 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
         const auto [entry, is_new] =
             storages.emplace(tensor.storage().unsafeGetStorageImpl(), next);
         if (is_new) {
-          plan.storage_bytes.push_back(tensor.storage().nbytes());
-          plan.storage_addresses.push_back(address);
+          plan.buffers.push_back({tensor.storage().nbytes(), address, next});
+          plan.block_bytes.push_back(tensor.storage().nbytes());
         }
         output.kind = OutputKind::kFresh;
         output.source = entry->second;
@@ -155,60 +130,48 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
     plan.outputs.push_back(std::move(output));
     plan.persistent.push_back(persistent);
   }
-  plan.is_saved.assign(plan.storage_bytes.size(), 0);
   return plan;
 }
 
-void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions) {
-  std::vector<uint8_t> is_saved_output(plan.outputs.size(), 0);
-  for (const uint32_t position : positions) is_saved_output.at(position) = 1;
-  plan.is_saved.assign(plan.storage_bytes.size(), 1);
+void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
+  std::vector<uint8_t> may_share_output(plan.outputs.size(), 0);
+  for (const uint32_t position : positions) may_share_output.at(position) = 1;
+  std::vector<uint8_t> may_share(plan.buffers.size(), 1);
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     const Output& output = plan.outputs[i];
-    if (output.kind == OutputKind::kFresh && is_saved_output[i] == 0) {
-      plan.is_saved[output.source] = 0;
-    }
+    if (output.kind == OutputKind::kFresh && may_share_output[i] == 0) may_share[output.source] = 0;
   }
-  for (size_t s = 0; s < plan.storage_bytes.size(); ++s) {
-    if (plan.storage_bytes[s] > kLargestInBlock) plan.is_saved[s] = 0;
+  plan.block_bytes.clear();
+  constexpr uint32_t kNone = ~uint32_t{0};
+  uint32_t shared = kNone;  // the block that is being filled
+  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+    Buffer& buffer = plan.buffers[i];
+    const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes <= kLargestShared;
+    const bool fits =
+        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestBlock;
+    if (!is_shared || !fits) {
+      buffer.block = static_cast<uint32_t>(plan.block_bytes.size());
+      buffer.offset = 0;
+      plan.block_bytes.push_back(is_shared ? align_up(buffer.bytes) : buffer.bytes);
+      if (is_shared) shared = buffer.block;
+      continue;
+    }
+    buffer.block = shared;
+    buffer.offset = plan.block_bytes[shared];
+    plan.block_bytes[shared] += align_up(buffer.bytes);
   }
 }
 
-std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device,
-                                            std::span<const uint32_t> donors, PyObject* arguments,
-                                            Donations& donations) {
-  static c10::Allocator* allocator = c10::GetAllocator(device.type());
-  const bool use_block = !at::SavedTensorDefaultHooks::get_hooks().has_value();
-  const auto in_block = [&](size_t i) { return use_block && plan.is_saved[i] != 0; };
-  uint64_t block_bytes = 0;
-  for (size_t i = 0; i < plan.storage_bytes.size(); ++i) {
-    if (in_block(i)) block_bytes += align_up(plan.storage_bytes[i]);
-  }
-  c10::intrusive_ptr<SharedBlock> block;
-  if (block_bytes > 0) block = c10::make_intrusive<SharedBlock>(allocator->allocate(block_bytes));
-  uint64_t offset = 0;
-  std::vector<c10::Storage> storages;
-  storages.reserve(plan.storage_bytes.size());
-  for (size_t i = 0; i < plan.storage_bytes.size(); ++i) {
-    const uint64_t bytes = plan.storage_bytes[i];
-    const bool is_donated = !donors.empty() && donors[i] != kNoArgument;
-    c10::DataPtr memory;
-    if (in_block(i)) {
-      memory = part_of(block, offset, device);
-      offset += align_up(bytes);
-    } else if (is_donated) {
-      memory = donations.take(PyList_GET_ITEM(arguments, donors[i]));
-    } else {
-      memory = allocator->allocate(bytes);
-    }
-    storages.emplace_back(c10::Storage::use_byte_size_t(), bytes, std::move(memory), allocator,
-                          /*resizable=*/true);
-    if (is_donated) donations.given_to(storages.back());
-  }
-  return storages;
+at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
+                       c10::IntArrayRef strides, int64_t byte_offset) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+      sizes, strides, byte_offset / static_cast<int64_t>(dtype.itemsize()));
+  return tensor;
 }
 
-PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& storages,
+PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,
                         PyObject* arguments) {
   const auto count = static_cast<Py_ssize_t>(plan.outputs.size());
   PyObject* result = plan.is_tuple ? PyTuple_New(count) : PyList_New(count);
@@ -217,9 +180,13 @@ PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>&
     const Output& output = plan.outputs[i];
     PyObject* object = nullptr;
     switch (output.kind) {
-      case OutputKind::kFresh:
-        object = THPVariable_Wrap(make_tensor(storages[output.source], output, output.byte_offset));
+      case OutputKind::kFresh: {
+        const Buffer& buffer = plan.buffers[output.source];
+        object = THPVariable_Wrap(
+            make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
+                        static_cast<int64_t>(buffer.offset) + output.byte_offset));
         break;
+      }
       case OutputKind::kArgument:
         object = Py_NewRef(PyList_GET_ITEM(arguments, output.source));
         break;

@@ -2,23 +2,22 @@
 //
 // Looked at once, in a recording: each output is fresh memory, a view of fresh memory, an argument
 // itself, a view of an argument, or something that is the same at every call. A replay allocates
-// one block per fresh storage and builds the tensors on it, so a result is never overwritten later.
+// fresh memory and builds the tensors on it, so a result is never overwritten later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
-#include "donation.h"
 #include "pygraph/recording.h"
 
 namespace pygraph {
 
 enum class OutputKind : uint8_t {
-  kFresh,      // a tensor on fresh storage `source`
+  kFresh,      // a tensor on buffer `source`
   kArgument,   // argument `source` itself
   kView,       // a view of argument `source`'s storage
   kRepeated,   // the same object as output `source`
@@ -30,19 +29,27 @@ struct Output {
   uint32_t source = 0;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
-  // Bytes from the start of the fresh storage, or from the argument's first element.
+  // Bytes from the start of the buffer, or from the argument's first element.
   int64_t byte_offset = 0;
   caffe2::TypeMeta dtype;
   bool same_layout(const Output& other) const;
 };
 
+// A storage that the recorded function made for its outputs. A replay makes it anew, at `offset` in
+// the block `block`.
+struct Buffer {
+  uint64_t bytes = 0;
+  uint64_t address = 0;  // where the recording had it
+  uint32_t block = 0;
+  uint64_t offset = 0;
+};
+
 // All outputs of one recording.
 struct OutputPlan {
   std::vector<Output> outputs;
-  std::vector<uint64_t> storage_bytes;      // by fresh storage
-  std::vector<uint64_t> storage_addresses;  // where the recording had them
-  std::vector<PyObject*> persistent;        // by output; owned references, null where unused
-  std::vector<uint8_t> is_saved;            // by fresh storage: only backward will see it
+  std::vector<Buffer> buffers;
+  std::vector<uint64_t> block_bytes;  // one storage each, which a replay allocates; by block
+  std::vector<PyObject*> persistent;  // by output; owned references, null where unused
   bool is_tuple = false;
 
   OutputPlan() = default;
@@ -55,27 +62,24 @@ struct OutputPlan {
 };
 
 // `returned` is the list or tuple the function returned, `stand_ins` its argument list, and `space`
-// the range of the recording's stand-in addresses.
+// the range of the recording's stand-in addresses. Each buffer gets a block of its own.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// Marks the storages that only outputs at `positions` use: tensors saved for backward.
-void mark_saved(OutputPlan& plan, const std::vector<uint32_t>& positions);
-
-constexpr uint32_t kNoArgument = ~uint32_t{0};
-
-// Device memory for each fresh storage, on the current stream. Small storages that only backward
-// will see share one block: they die together, when backward has run, and a training step has
-// hundreds. (Not so for what the user sees: a small result must not keep a large block alive, and
-// Tensor.record_stream works on whole blocks of the allocator only.)
+// Lays small buffers together in blocks of a few MiB, where only outputs at `positions` use them:
+// tensors saved for backward, and gradients. A training step has hundreds, that mostly live and die
+// together, and each block takes the allocator 1 to 4 us to give and take back. Not so for other
+// results: a small one must not keep a block alive.
 //
-// `donors`, by fresh storage: the position in `arguments` of the argument whose memory it takes, or
-// kNoArgument. Empty if the call gives nothing away.
-std::vector<c10::Storage> allocate_storages(const OutputPlan& plan, c10::Device device,
-                                            std::span<const uint32_t> donors, PyObject* arguments,
-                                            Donations& donations);
+// A block is one storage, of which the tensors are views, so that Tensor.record_stream holds for
+// all of it.
+void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions);
 
-// The tuple or list to return. Null with a Python error set on failure.
-PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& storages,
+// A tensor on `storage`; sizes and strides in elements, `byte_offset` from the storage's start.
+at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
+                       c10::IntArrayRef strides, int64_t byte_offset);
+
+// The tuple or list to return, on storages by block. Null with a Python error set on failure.
+PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,
                         PyObject* arguments);
 
 }  // namespace pygraph

@@ -12,8 +12,8 @@ namespace {
 // Different gaps make distances between buffers differ between the recordings, not only addresses.
 constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
 
-// Internal memory in pieces of this size is taken from PyTorch's allocator for each launch and
-// given back at once, so that others can use it between launches. Smaller pieces stay in the
+// Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
+// and given back at once, so that others can use it between launches. Smaller ones stay in the
 // workspace: memory that moves between calls costs host time for every node that uses it.
 constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
 
@@ -83,10 +83,8 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
-  for (size_t i = 0; i < outputs_[index]->storage_bytes.size(); ++i) {
-    if (outputs_[index]->storage_bytes[i] > 0) {
-      recording.outputs.push_back(outputs_[index]->storage_addresses[i]);
-    }
+  for (const Buffer& buffer : outputs_[index]->buffers) {
+    if (buffer.bytes > 0) recording.outputs.push_back(buffer.address);
   }
   random_ = std::move(random);
   if (index == 1) {
@@ -128,13 +126,12 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(const std::vector<uint32
   return inputs;
 }
 
-std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& saved,
+std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
                                                    const std::vector<uint32_t>& donated) {
   outputs_[0]->check_equal(*outputs_[1]);
-  mark_saved(*outputs_[1], saved);
-  LinkedGraph linked =
-      pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), donated_inputs(donated));
-  split_workspace(linked, kLargeBlock);
+  share_blocks(*outputs_[1], sharing);
+  const MemoryOptions memory{.donated = donated_inputs(donated), .smallest_block = kLargeBlock};
+  LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), memory);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
                                          random_, std::move(graph_), std::move(linked));
 }

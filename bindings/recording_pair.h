@@ -32,9 +32,10 @@ class RecordingPair {
   // The last `random.size()` nodes are sentinels, one per source (see philox.h).
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
 
-  // After both: match, scan, plan, and make the graph executable. Call once. `saved` are the
-  // outputs that only backward will see, `donated` arguments that calls like this one give away.
-  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& saved,
+  // After both: match, scan, plan, and make the graph executable. Call once. `sharing` are the
+  // outputs that may lie together in one block of memory (see share_blocks), `donated` arguments
+  // that calls like this one give away.
+  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
                                       const std::vector<uint32_t>& donated);
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was

@@ -1,8 +1,11 @@
 #include "whole_graph.h"
 
 #include <structmember.h>
+#include <torch/csrc/autograd/python_variable.h>
 
+#include "arguments.h"
 #include "graphed_callable.h"
+#include "outputs.h"
 
 namespace pygraph {
 namespace {
@@ -31,15 +34,28 @@ PyObject* partition_arguments(const Route& route, PyObject* const* arguments) {
 // The caller's frame holds references too: no argument is given away.
 constexpr Py_ssize_t kUnknownHolders = 0;
 
+PyObject* make_view(PyObject* source, const View& view) {
+  if (!THPVariable_Check(source)) return PyErr_Format(PyExc_TypeError, "a view of no tensor");
+  const at::Tensor& base = unpack_tensor(source);
+  const auto itemsize = static_cast<int64_t>(base.itemsize());
+  return THPVariable_Wrap(make_tensor(base.storage(), base.dtype(), view.sizes, view.strides,
+                                      (base.storage_offset() + view.offset) * itemsize));
+}
+
 PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
                         PyObject* const* arguments) {
   PyObject* outputs = PyTuple_New(static_cast<Py_ssize_t>(route.outputs.size()));
   if (outputs == nullptr) return nullptr;
   for (size_t i = 0; i < route.outputs.size(); ++i) {
-    const auto [is_output, index] = route.outputs[i];
-    PyObject* source =
-        is_output ? PySequence_Fast_GET_ITEM(partition_outputs, index) : arguments[index];
-    PyTuple_SET_ITEM(outputs, static_cast<Py_ssize_t>(i), Py_NewRef(source));
+    const RouteOutput& output = route.outputs[i];
+    PyObject* source = output.is_output ? PySequence_Fast_GET_ITEM(partition_outputs, output.index)
+                                        : arguments[output.index];
+    PyObject* object = output.view ? make_view(source, *output.view) : Py_NewRef(source);
+    if (object == nullptr) {
+      Py_DECREF(outputs);
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(outputs, static_cast<Py_ssize_t>(i), object);
   }
   return outputs;
 }

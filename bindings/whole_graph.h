@@ -4,23 +4,35 @@
 // pack those of the partition, call it, unpack and pack the outputs. Around that, AOTAutograd has
 // wrappers of its own, which do nothing for an inference graph without mutations and aliases. Where
 // the graph is nothing but its one partition, all of it is a fixed reordering of inputs and
-// outputs, done here in C++. A call that no captured graph matches goes the long way.
+// outputs, and views of these, done here in C++. A call that no captured graph matches goes the
+// long way.
 #pragma once
 
 #include <Python.h>
 
-#include <utility>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace pygraph {
+
+struct View {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset = 0;  // in elements, from the first one of the tensor that is viewed
+};
+
+struct RouteOutput {
+  bool is_output = false;  // of the partition; else an argument of the graph
+  int index = 0;
+  std::optional<View> view;  // of that tensor; without, it is returned itself
+};
 
 // How a graph's arguments and outputs map to those of its one partition.
 struct Route {
   int input_count = 0;      // of the graph
   std::vector<int> inputs;  // argument i of the partition is argument inputs[i] of the graph
-  // Output j of the graph: (true, k) is output k of the partition, (false, k) argument k of the
-  // graph.
-  std::vector<std::pair<bool, int>> outputs;
+  std::vector<RouteOutput> outputs;
 };
 
 // `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback`

@@ -18,8 +18,11 @@
 // it starts, so without more it would need both. Hence donated inputs of a chain serve twice: an
 // output takes one over whole (its memory becomes the output's), if the input's last use comes
 // before the output's first; in the others, internal memory is placed.
+//
+// The largest allocations can get blocks of their own, with what is smaller beside and after them.
 #include <algorithm>
 #include <functional>
+#include <span>
 
 #include "pygraph/link.h"
 
@@ -84,34 +87,45 @@ uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
   return offset;
 }
 
-// `places`: the workspace, then one per region, small ones first. Returns the workspace's size.
-uint64_t pack_by_lifetime(std::vector<Symbol>& symbols, std::vector<uint32_t> order,
-                          std::vector<Place> places) {
+// The first of `places` that has room for the symbol, from 1 on; 0 if none has.
+uint32_t find_room(const std::vector<Symbol>& symbols, std::span<const Place> places,
+                   Symbol& symbol) {
+  for (uint32_t i = 1; i < places.size(); ++i) {
+    const Place& place = places[i];
+    if (symbol.first < place.first || symbol.last > place.last) continue;
+    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
+    if (symbol.workspace_offset + symbol.size <= place.size) return i;
+  }
+  return 0;
+}
+
+// `places`: the workspace, then one per region, small ones first. Adds regions for blocks. Sets the
+// workspace's size.
+void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
+                      uint64_t smallest_block) {
+  std::vector<Symbol>& symbols = linked.symbols;
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
-  uint64_t total = 0;
   for (const uint32_t index : order) {
     Symbol& symbol = symbols[index];
-    symbol.workspace_offset = lowest_offset(symbols, places[0], symbol);
-    for (uint32_t region = 1; region < places.size(); ++region) {
-      const Place& place = places[region];
-      if (symbol.first < place.first || symbol.last > place.last) continue;
-      const uint64_t offset = lowest_offset(symbols, place, symbol);
-      if (offset + symbol.size > place.size) continue;
-      symbol.region = region;
-      symbol.workspace_offset = offset;
-      break;
+    symbol.region = find_room(symbols, places, symbol);
+    if (symbol.region == 0 && smallest_block > 0 && symbol.size >= smallest_block) {
+      linked.regions.push_back({.input = Region::kOwnBlock, .size = symbol.size});
+      places.push_back({symbol.size, 0, Allocation::kNever, {}});
+      symbol.region = static_cast<uint32_t>(linked.regions.size());
     }
+    Place& place = places[symbol.region];
+    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
     if (symbol.region == 0) {
-      total = std::max(total, align_up(symbol.workspace_offset + symbol.size));
+      const uint64_t end = align_up(symbol.workspace_offset + symbol.size);
+      linked.workspace_size = std::max(linked.workspace_size, end);
     }
     const auto by_offset = [&](uint32_t a, uint32_t b) {
       return symbols[a].workspace_offset < symbols[b].workspace_offset;
     };
-    std::vector<uint32_t>& placed = places[symbol.region].placed;
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), index, by_offset), index);
+    place.placed.insert(
+        std::upper_bound(place.placed.begin(), place.placed.end(), index, by_offset), index);
   }
-  return total;
 }
 
 uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t> order) {
@@ -221,7 +235,7 @@ void drop_empty_regions(LinkedGraph& linked) {
 
 }  // namespace
 
-void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated) {
+void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
   std::vector<uint32_t> internals = internal_symbols(linked);
   linked.donors.assign(linked.recording.outputs.size(), kNoDonor);
   if (!is_chain(linked.recording)) {
@@ -230,13 +244,14 @@ void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated) {
     return;
   }
   const Uses uses = find_uses(linked);
-  choose_donors(linked, uses, donated);
-  std::vector<Place> places = make_regions(linked, uses, donated);
+  choose_donors(linked, uses, options.donated);
+  std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
-  linked.workspace_size = pack_by_lifetime(linked.symbols, std::move(internals), std::move(places));
+  pack_by_lifetime(linked, std::move(internals), std::move(places), options.smallest_block);
   drop_empty_regions(linked);
   linked.workspace_size_if_kept = linked.workspace_size;
   for (Region& region : linked.regions) {
+    if (region.input == Region::kOwnBlock) continue;
     region.fallback_offset = linked.workspace_size_if_kept;
     linked.workspace_size_if_kept += align_up(region.size);
   }

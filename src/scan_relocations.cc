@@ -230,7 +230,7 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
 }
 
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 std::span<const DonatedInput> donated) {
+                 const MemoryOptions& memory) {
   LinkedGraph linked;
   // The same computation? Throws if not.
   match_recordings(first, second);
@@ -238,7 +238,7 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked);
   // Where does each internal allocation live? Layout is frozen from here.
-  plan_memory(linked, donated);
+  plan_memory(linked, memory);
   return linked;
 }
 

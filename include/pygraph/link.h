@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -47,12 +46,21 @@ struct DonatedInput {
 };
 
 // Internal memory outside of the workspace: inside a donated input, from its last use on, or in a
-// block of its own (see split_workspace).
+// block of its own.
 struct Region {
   static constexpr uint32_t kOwnBlock = ~uint32_t{0};
   uint32_t input = kOwnBlock;  // slot
   uint64_t size = 0;
   uint64_t fallback_offset = 0;  // in the workspace, for calls that do not donate the input
+};
+
+// How a graph may place what it needs.
+struct MemoryOptions {
+  std::vector<DonatedInput> donated = {};
+  // Internal allocations of so many bytes and more get blocks of their own instead of a place in
+  // the workspace. A block has the size of the largest allocation in it, as if it had been asked
+  // for by the uncaptured program, so that it fits where that one's memory was. 0: none does.
+  uint64_t smallest_block = 0;
 };
 
 struct Relocation {
@@ -86,17 +94,12 @@ struct LinkedGraph {
 // Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
 // explained, or if a node that must be updated cannot be.
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 std::span<const DonatedInput> donated = {});
+                 const MemoryOptions& memory = {});
 
 // The steps of link(), in order; public for tests and tools.
 void match_recordings(const Recording& a, const Recording& b);
 void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked);
-void plan_memory(LinkedGraph& linked, std::span<const DonatedInput> donated = {});
-
-// Optional, after link(): cuts pieces of `smallest` bytes and more out of the workspace, wherever
-// no allocation crosses the cut, and makes each a region of its own. A launch can then get them
-// where memory is free, instead of keeping one contiguous block of all.
-void split_workspace(LinkedGraph& linked, uint64_t smallest);
+void plan_memory(LinkedGraph& linked, const MemoryOptions& options = {});
 
 // Symbols and relocations as text: one line per symbol, then one per relocated word.
 std::string link_map(const LinkedGraph& linked);

@@ -235,8 +235,8 @@ def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:
     metadata = context.fw_metadata if context is not None else None
     if route is None or metadata is None:
         return ()
-    visible = {k for made, k in route.outputs[: metadata.num_forward] if made}
-    saved = {k for made, k in route.outputs[metadata.num_forward :] if made}
+    visible = {k for made, k, _ in route.outputs[: metadata.num_forward] if made}
+    saved = {k for made, k, _ in route.outputs[metadata.num_forward :] if made}
     return tuple(sorted(saved - visible))
 
 

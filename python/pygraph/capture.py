@@ -82,7 +82,7 @@ def _record(
         args,
         info.device,
         draws=effects.draws,
-        saved=info.saved,
+        sharing=None if info.is_backward else info.saved,
         donated=runtime.engine().given_away(args) if info.is_backward else [],
         capacity=options.record_capacity_gib << 30,
     )

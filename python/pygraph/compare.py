@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,35 +49,59 @@ def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor
     return mask.all(-1) if with_ones.is_complex() else mask
 
 
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+    """A result that the graph may have got wrong.
+
+    error: how far a replay is from an uncaptured run, as a share of the result's norm. spread: how
+    far uncaptured runs are from each other.
+    """
+
+    position: int
+    error: float
+    spread: float
+
+
 def implausible(
     replays: Sequence[Sequence[torch.Tensor]], runs: Sequence[Sequence[torch.Tensor]]
-) -> list[int]:
-    """Positions of the results that the graph may have got wrong.
+) -> list[Mismatch]:
+    """The results that the graph may have got wrong.
 
-    replays: the results of three replays, whose fresh outputs held ones, zeros, and ones again.
+    replays: the results of several replays. In the first fresh outputs held ones, in the second
+    zeros, in the others ones again.
     runs: the same results of several uncaptured runs.
     """
     of_replays, of_runs = (list(zip(*kind, strict=True)) for kind in (replays, runs))
-    repeated = [*of_runs, *((first, again) for first, _, again in of_replays)]
+    repeated = [*of_runs, *((first, *again) for first, _, *again in of_replays)]
     is_left_to_chance = any(
         not same_bits(first, other) for first, *others in repeated for other in others
     )
-    return [
-        i
-        for i, (replayed, run) in enumerate(zip(of_replays, of_runs, strict=True))
-        if not _is_plausible(replayed[:2], run, is_left_to_chance)
-    ]
+    found = []
+    for i, (replayed, run) in enumerate(zip(of_replays, of_runs, strict=True)):
+        error, spread = _distances(replayed[:2], run)
+        if not _is_plausible(error, spread, run[0], is_left_to_chance):
+            found.append(Mismatch(i, error, spread))
+    return found
 
 
-def _is_plausible(
-    replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor], is_left_to_chance: bool
-) -> bool:
+def _is_plausible(error: float, spread: float, result: torch.Tensor, is_left_to_chance: bool) -> bool:
     """Whether a replay is as close to an uncaptured run as further uncaptured runs are.
 
-    Elements that no kernel writes, or that uncaptured runs do not agree on even roughly, are left out.
     is_left_to_chance: whether any result of the function differs between equal runs or replays. Then
     a difference of the size of a rounding proves nothing, even if this result did not differ in the
     few runs there were: of many sums by atomic additions, some come out another way now and then.
+    """
+    if error == 0 or error <= _SPREAD_FACTOR * spread:
+        return True
+    rounding = _ROUNDING.get(result.dtype, _ROUNDING_OF_OTHERS)
+    is_number = result.is_floating_point() or result.is_complex()
+    return is_left_to_chance and is_number and error <= rounding  # false for NaN
+
+
+def _distances(replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """From a replay to the first run, and the largest from there to another run; of the run's norm.
+
+    Elements that no kernel writes, or that uncaptured runs do not agree on even roughly, are left out.
     """
     error, spread, norm = 0.0, [0.0] * (len(runs) - 1), 0.0
     flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (*replays, *runs)]
@@ -93,11 +119,9 @@ def _is_plausible(
         error += square(_as_doubles(ones) - wide)
         spread = [total + square(d) for total, d in zip(spread, deviations, strict=True)]
         norm += square(wide)
-    if error == 0 or error <= _SPREAD_FACTOR**2 * max(spread):
-        return True
-    share = _ROUNDING.get(runs[0].dtype, _ROUNDING_OF_OTHERS)
-    is_number = runs[0].is_floating_point() or runs[0].is_complex()
-    return is_left_to_chance and is_number and error <= share**2 * norm  # false for NaN
+    if norm == 0:
+        return error, max(spread)
+    return math.sqrt(error / norm), math.sqrt(max(spread) / norm)
 
 
 def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:

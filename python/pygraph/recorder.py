@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.gpu_load import side_stream
 
 _DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
 
@@ -36,14 +37,15 @@ def record(
     device: int,
     *,
     draws: bool,
-    saved: Sequence[int],
+    sharing: Sequence[int] | None,
     donated: Sequence[int],
     capacity: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
     draws: whether the function uses the device's default generator.
-    saved: positions of the outputs that only backward will see.
+    sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
+    live and die together (tensors saved for backward, gradients). None: all of them.
     donated: positions of the arguments that calls give away (see bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
@@ -56,9 +58,11 @@ def record(
     ]
     with torch.cuda.device(device):
         pair = runtime.engine().RecordingPair(list(args), device, capacity)
+        count = 0
         for index in range(2):
-            _capture(function, pair, index, device, sources, generators)
-        return Recording(pair.link(list(saved), list(donated)), pair, generators)
+            count = _capture(function, pair, index, device, sources, generators)
+        together = list(range(count) if sharing is None else sharing)
+        return Recording(pair.link(together, list(donated)), pair, generators)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -76,11 +80,12 @@ def _capture(
     device: int,
     sources: list[int],
     generators: list[torch.Generator],
-) -> None:
+) -> int:
+    """Makes one of the recordings; returns the number of outputs."""
     stand_ins = pair.stand_ins(index)
     pool = torch.cuda.MemPool(_stand_in_allocator())
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    stream = _side_stream(device)
+    stream = side_stream(device)
     returned: Sequence[Any] | None = None
     with torch.cuda.stream(stream), _quiet_libraries():
         for generator in generators:
@@ -107,6 +112,7 @@ def _capture(
     torch._C._cuda_clearCublasWorkspaces()
     try:
         pair.finish(index, graph.raw_cuda_graph(), returned, sources)
+        return len(returned)
     finally:
         del returned, sentinels
         graph.reset()
@@ -153,11 +159,6 @@ def _abandon_capture(
     else:
         graph.reset()
     torch._C._cuda_clearCublasWorkspaces()
-
-
-@functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @functools.cache

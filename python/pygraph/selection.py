@@ -24,6 +24,8 @@ from typing import TypeVar
 
 import torch
 
+from pygraph.gpu_load import keep_busy
+
 Result = TypeVar("Result")
 
 UNCAPTURED = "uncaptured"
@@ -32,8 +34,6 @@ REPLAYED = "replayed"
 _EQUAL = 0.01  # of a time; differences below are none
 _CLEAR = 0.9  # so much faster that one sample tells
 _FIRST_VERDICT, _LAST_ROUND = 4, 8  # rounds; each calls every variant once
-_SLEEP_CLOCK_HZ = 2e9  # at least any GPU's; a longer sleep than needed does no harm
-_LONGEST_SLEEP = 0.1  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,15 +169,6 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     if sleep > 0:
         return result, Sample(host, device=start.elapsed_time(end) / 1e3)
     return result, Sample(host, latency=finished - called)
-
-
-def keep_busy(seconds: float) -> None:
-    """Makes the current stream wait for so long; what is issued meanwhile then runs without gaps.
-
-    At most 0.1 s: whatever takes longer to issue has gaps that do not matter.
-    """
-    if seconds > 0:
-        torch.cuda._sleep(int(min(seconds, _LONGEST_SLEEP) * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:

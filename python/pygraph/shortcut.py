@@ -1,14 +1,15 @@
 """Ways around Python wrappers, for graphs that are nothing but one partition.
 
-Inductor's generated wrapper is called once with opaque objects instead of tensors, and with a spy
-instead of the partition. If the wrapper only hands objects from its arguments to the partition, and
-from there to its result, that shows how it orders them. Anything else it does with an opaque object
-raises, and then the graph keeps its wrapper.
+Inductor's generated wrapper is called once with opaque objects instead of tensors, and with spies
+instead of the partition and of the function that makes views. If the wrapper only hands objects from
+its arguments to the partition, and from there, or views of them, to its result, that shows how it
+orders them. Anything else it does with an opaque object raises, and then the graph keeps its wrapper.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +17,21 @@ import torch
 
 from pygraph import runtime
 
+# Size and strides, in elements, and offset from the first element of the tensor that is viewed.
+View = tuple[list[int], list[int], int]
+
 
 @dataclasses.dataclass(frozen=True)
 class Route:
     """How a graph's arguments and results map to those of its one partition.
 
     inputs: partition argument i is graph argument ``inputs[i]``.
-    outputs: graph result j is ``(True, k)``: partition result k, or ``(False, k)``: graph argument k.
+    outputs: graph result j is ``(True, k, view)``: partition result k, or ``(False, k, view)``: graph
+    argument k; itself if the view is None.
     """
 
     inputs: list[int]
-    outputs: list[tuple[bool, int]]
+    outputs: list[tuple[bool, int, View | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,39 +79,48 @@ def is_plain_inference(input_count: int) -> bool:
 
 
 def find_route(runner: Any, input_count: int, output_count: int) -> Route | None:
-    """The route through ``runner.call``, or None if it is more than a reordering.
+    """The route through ``runner.call``, or None if it is more than a reordering and views.
 
     runner: Inductor's generated Runner, whose one partition returns ``output_count`` objects.
     """
     given = [object() for _ in range(input_count)]
     made = [object() for _ in range(output_count)]
     seen: list[list[object]] = []
+    views: dict[object, tuple[object, View]] = {}
 
-    def spy(args: list[object]) -> tuple[object, ...]:
+    def partition(args: list[object]) -> tuple[object, ...]:
         seen.append(list(args))
         return tuple(made)
 
-    partitions = runner.partitions
-    runner.partitions = [spy]
+    def reinterpret_tensor(base: object, size: Any, stride: Any, offset: int = 0) -> object:
+        view = object()
+        views[view] = (base, (list(size), list(stride), offset))
+        return view
+
+    # A copy of the function: nothing changes for whoever runs the original meanwhile.
+    call = runner.call.__func__
+    names = {**call.__globals__, "reinterpret_tensor": reinterpret_tensor}
+    probe = types.FunctionType(call.__code__, names, closure=call.__closure__)
     try:
-        results = runner.call(list(given))
+        results = probe(types.SimpleNamespace(partitions=[partition]), list(given))
     except Exception:
         return None
-    finally:
-        runner.partitions = partitions
     if len(seen) != 1:
         return None
-    position = {id(argument): i for i, argument in enumerate(given)}
-    result_of = {id(result): i for i, result in enumerate(made)}
-    inputs = [position.get(id(argument)) for argument in seen[0]]
-    outputs: list[tuple[bool, int]] = []
+    sources = {value: (False, i) for i, value in enumerate(given)}
+    sources |= {value: (True, i) for i, value in enumerate(made)}
+    inputs = [sources.get(argument, (True, 0)) for argument in seen[0]]
+    outputs: list[tuple[bool, int, View | None]] = []
     for result in results:
-        if id(result) in result_of:
-            outputs.append((True, result_of[id(result)]))
-        elif id(result) in position:
-            outputs.append((False, position[id(result)]))
-        else:
+        base, view = views.get(result, (result, None))
+        if base not in sources or not _is_fixed(view):
             return None
-    if any(i is None for i in inputs):
+        outputs.append((*sources[base], view))
+    if any(is_made for is_made, _ in inputs):
         return None
-    return Route([i for i in inputs if i is not None], outputs)
+    return Route([i for _, i in inputs], outputs)
+
+
+def _is_fixed(view: View | None) -> bool:
+    """Whether a view is the same at every call: opaque objects among its sizes are arguments."""
+    return view is None or all(type(n) is int for n in (*view[0], *view[1], view[2]))

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.compare import LARGE_BYTES, fingerprints, implausible, same_bits
+from pygraph.compare import LARGE_BYTES, Mismatch, fingerprints, implausible, same_bits
 from pygraph.fingerprint import fingerprint, forget
+from pygraph.gpu_load import disturb, keep_busy
 from pygraph.recorder import Recording
-from pygraph.selection import keep_busy
 
 _ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
-_FEW_RUNS, _GAPLESS_RUNS = 3, 5  # of a closer look: at first, and where these do not tell
+_FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a closer look: at first, and where these do not tell
 
 
 @dataclasses.dataclass
@@ -153,22 +153,30 @@ class Run:
     def closer_look(self, suspects: Sequence[int]) -> Verification:
         """Replays and uncaptured runs until it is clear, then the call itself. Decides."""
         failure = ""
-        outside: Sequence[int] = []
+        mismatches: Sequence[Mismatch] = []
         try:
             replays = [self._replay(poison, suspects) for poison in (_ONES, _ZEROS, _ONES)]
             runs = [self._run(suspects) for _ in range(_FEW_RUNS)]
-            outside = implausible(replays, runs)
-            if outside:
-                # As in a graph, one kernel right after the other: that changes the order of atomics.
-                runs += [self._run(suspects, gapless=True) for _ in range(_GAPLESS_RUNS)]
-                outside = implausible(replays, runs)
+            mismatches = implausible(replays, runs)
+            # What changes the order of atomic additions: kernels right after each other, as in a
+            # graph, and work of others on the GPU.
+            if mismatches:
+                runs += [self._run(suspects, keep_busy) for _ in range(_FURTHER_RUNS)]
+                mismatches = implausible(replays, runs)
+            if mismatches:
+                runs += [self._run(suspects, disturb) for _ in range(_FURTHER_RUNS)]
+                disturb(2 * self._host_seconds)
+                replays.append(self._replay(_ONES, suspects))
+                mismatches = implausible(replays, runs)
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
-        if outside:
+        if mismatches:
+            worst = max(mismatches, key=lambda mismatch: mismatch.error)
             failure = (
-                f"verification failed: {len(outside)} of {len(results)} results differ from the "
-                f"uncaptured run, first is result {suspects[outside[0]]}"
+                f"verification failed: {len(mismatches)} of {len(results)} results differ from the "
+                f"uncaptured run, result {suspects[worst.position]} by {worst.error:.1e} of its norm "
+                f"(uncaptured runs among themselves: {worst.spread:.1e})"
             )
         return Verification(outputs, failure)
 
@@ -180,12 +188,14 @@ class Run:
         outputs = list(self._function(self._args))
         return outputs, self._results(outputs, kept)
 
-    def _run(self, wanted: Sequence[int], *, gapless: bool = False) -> list[torch.Tensor]:
-        """The wanted results of an uncaptured run on clones."""
+    def _run(
+        self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
+    ) -> list[torch.Tensor]:
+        """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
         args = self._clones()
         self._set_offsets()
         kept = {i: args[i] for i in self._visible}
-        keep_busy(2 * self._host_seconds if gapless else 0.0)
+        load(2 * self._host_seconds)
         start = time.perf_counter()
         outputs = self._function(args)
         self._host_seconds = time.perf_counter() - start

@@ -95,8 +95,7 @@ TEST_F(ExecutableTest, ADonatedInputServesAsWorkspaceAndOutput) {
     s.pool.free(third);
     return std::vector{result};
   });
-  const DonatedInput donated[] = {{0, kLarge}};
-  LinkedGraph linked = recordings.link(driver, donated);
+  LinkedGraph linked = recordings.link(driver, {.donated = {{0, kLarge}}});
   ASSERT_EQ(linked.donors, std::vector<uint32_t>{0});
   ASSERT_EQ(linked.regions.size(), 1);
   EXPECT_EQ(linked.regions[0].input, 0);

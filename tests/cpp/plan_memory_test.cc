@@ -128,7 +128,7 @@ TEST(PlanMemory, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
     std::vector<DonatedInput> donated;
     for (uint32_t slot = 0; slot < 10; slot += 2)
       donated.push_back({slot, linked.symbols[2 * slot].size});
-    plan_memory(linked, donated);
+    plan_memory(linked, {.donated = donated});
     std::vector<uint32_t> taken;
     for (uint32_t output = 0; output < 10; ++output) {
       const uint32_t donor = linked.donors[output];
@@ -176,8 +176,7 @@ TEST(PlanMemory, AGraphWithBranchesUsesNoDonatedInput) {
   linked.recording.outputs.resize(1);
   linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
   linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
-  const DonatedInput donated[] = {{0, 4 * kMiB}};
-  plan_memory(linked, donated);
+  plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
   EXPECT_EQ(linked.donors, std::vector<uint32_t>{kNoDonor});
 }
 
@@ -187,32 +186,29 @@ TEST(PlanMemory, AGraphWithoutInternalMemoryNeedsNone) {
   EXPECT_EQ(linked.workspace_size, 0);
 }
 
-TEST(SplitWorkspace, MemoryThatLivesTogetherStillNeverOverlaps) {
+TEST(PlanMemory, BlocksHoldWhatTheyWereMadeForAndSmallerOnes) {
   std::mt19937 random(1);
   size_t blocks = 0;
+  size_t guests = 0;
   for (int round = 0; round < 200; ++round) {
     LinkedGraph linked = chain(40);
     for (int i = 0; i < 30; ++i) {
       const uint32_t first = random() % 40;
       add_internal(linked, 1 + random() % 5000, first, first + 1 + random() % 10);
     }
-    plan_memory(linked);
-    const uint64_t whole = linked.workspace_size;
-    const uint64_t smallest = 2000 + random() % 8000;
-    split_workspace(linked, smallest);
-    uint64_t total = linked.workspace_size;
-    for (const Region& region : linked.regions) {
-      EXPECT_EQ(region.input, Region::kOwnBlock);
-      EXPECT_GE(region.size, smallest);
-      total += region.size;
-    }
-    blocks += linked.regions.size();
-    EXPECT_EQ(total, whole);
+    const uint64_t smallest = 2000 + random() % 2000;
+    plan_memory(linked, {.smallest_block = smallest});
     EXPECT_EQ(linked.workspace_size, linked.workspace_size_if_kept);
+    std::vector<uint64_t> largest(linked.regions.size(), 0);
     for (size_t i = 0; i < linked.symbols.size(); ++i) {
       const Symbol& a = linked.symbols[i];
+      EXPECT_TRUE(a.region > 0 || a.size < smallest);
       const uint64_t room =
           a.region == 0 ? linked.workspace_size : linked.regions[a.region - 1].size;
+      if (a.region > 0) {
+        largest[a.region - 1] = std::max(largest[a.region - 1], a.size);
+        guests += a.size < smallest ? 1 : 0;
+      }
       EXPECT_EQ(a.workspace_offset % 512, 0);
       EXPECT_LE(a.workspace_offset + a.size, room);
       for (size_t j = 0; j < i; ++j) {
@@ -221,26 +217,43 @@ TEST(SplitWorkspace, MemoryThatLivesTogetherStillNeverOverlaps) {
         EXPECT_FALSE(together && a.region == b.region && overlap(a, b));
       }
     }
+    blocks += linked.regions.size();
+    for (size_t r = 0; r < linked.regions.size(); ++r) {
+      EXPECT_EQ(linked.regions[r].input, Region::kOwnBlock);
+      EXPECT_EQ(linked.regions[r].size, largest[r]);
+    }
   }
   EXPECT_GT(blocks, 200);
+  EXPECT_GT(guests, 200);
 }
 
-TEST(SplitWorkspace, SmallPiecesStayAndRegionsInInputsMoveDown) {
-  LinkedGraph linked = chain(4);
-  add_internal(linked, 1 << 20, 0, 2);
-  add_internal(linked, 512, 1, 3);
-  plan_memory(linked);
-  linked.regions.push_back({.input = 0, .size = 512, .fallback_offset = linked.workspace_size});
-  linked.workspace_size_if_kept = linked.workspace_size + 512;
-  split_workspace(linked, 1 << 20);
-  ASSERT_EQ(linked.regions.size(), 2);
-  EXPECT_EQ(linked.regions[1].input, Region::kOwnBlock);
-  EXPECT_EQ(linked.symbols[0].region, 2);
-  EXPECT_EQ(linked.symbols[1].region, 0);
-  EXPECT_EQ(linked.symbols[1].workspace_offset, 0);
+TEST(PlanMemory, LargeMemoryUsedOneAfterTheOtherSharesABlock) {
+  LinkedGraph linked = chain(10);
+  for (uint32_t n = 0; n < 10; ++n) add_internal(linked, kMiB - 512 * n, n, n + 1);
+  add_internal(linked, 512, 0, 10);
+  plan_memory(linked, {.smallest_block = kMiB / 2});
+  ASSERT_EQ(linked.regions.size(), 1);
+  EXPECT_EQ(linked.regions[0].size, kMiB);
   EXPECT_EQ(linked.workspace_size, 512);
-  EXPECT_EQ(linked.regions[0].fallback_offset, 512);
-  EXPECT_EQ(linked.workspace_size_if_kept, 1024);
+}
+
+TEST(PlanMemory, RegionsInInputsMoveWhereTheCallKeepsThemBlocksDoNot) {
+  LinkedGraph linked = chain(4);
+  linked.recording.inputs.resize(1);
+  linked.symbols.push_back({SymbolKind::kInput, 0, 2 * kMiB});
+  linked.relocations.push_back({.node = 0, .symbol = 0});
+  add_internal(linked, 4 * kMiB, 0, 2);
+  add_internal(linked, kMiB, 2, 3);  // fits in the input, which is dead by then
+  add_internal(linked, 512, 0, 4);
+  plan_memory(linked, {.donated = {{0, 2 * kMiB}}, .smallest_block = 4 * kMiB});
+  ASSERT_EQ(linked.regions.size(), 2);
+  EXPECT_EQ(linked.regions[0].input, 0);
+  EXPECT_EQ(linked.regions[1].input, Region::kOwnBlock);
+  EXPECT_EQ(linked.symbols[1].region, 2);
+  EXPECT_EQ(linked.symbols[2].region, 1);
+  EXPECT_EQ(linked.symbols[3].region, 0);
+  EXPECT_EQ(linked.workspace_size, 512);
+  EXPECT_EQ(linked.workspace_size_if_kept, 512 + 2 * kMiB);
 }
 
 }  // namespace

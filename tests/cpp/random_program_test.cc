@@ -124,16 +124,14 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     const Program program(seed);
     TwoRecordings recordings = record_twice(device, std::vector<uint64_t>(kInputs, kBytes),
                                             [&](Session& s) { return program.record(device, s); });
-    const DonatedInput donated[] = {{0, kBytes}, {2, kBytes}};
-    LinkedGraph linked = recordings.link(driver, donated);
-    donated_somewhere += linked.regions.size();
+    LinkedGraph linked = recordings.link(driver, {.donated = {{0, kBytes}, {2, kBytes}},
+                                                  .smallest_block = seed % 2 == 1 ? kBytes : 0});
+    const auto own_blocks = std::ranges::count(linked.regions, Region::kOwnBlock,
+                                               [](const Region& r) { return r.input; });
+    blocks += own_blocks;
+    donated_somewhere += linked.regions.size() - own_blocks;
     donated_somewhere +=
         std::ranges::count_if(linked.donors, [](uint32_t d) { return d != kNoDonor; });
-    if (seed % 2 == 1) {
-      const size_t regions = linked.regions.size();
-      split_workspace(linked, kBytes);
-      blocks += linked.regions.size() - regions;
-    }
     ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
     for (int round = 0; round < 2; ++round) {
       replay(graph, program, /*donated=*/true, static_cast<float>(10 * round));

@@ -93,8 +93,8 @@ struct TwoRecordings {
   Recording second;
   Graph graph;
 
-  LinkedGraph link(const Driver& driver, std::span<const DonatedInput> donated = {}) {
-    return pygraph::link(driver, first, second, donated);
+  LinkedGraph link(const Driver& driver, const MemoryOptions& memory = {}) {
+    return pygraph::link(driver, first, second, memory);
   }
 };
 

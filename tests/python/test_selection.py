@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from pygraph.gpu_load import keep_busy
 from pygraph.selection import (
     REPLAYED,
     UNCAPTURED,
@@ -15,7 +16,6 @@ from pygraph.selection import (
     Timing,
     Trial,
     choose,
-    keep_busy,
 )
 
 Model = dict[str, tuple[float, float]]  # variant -> (host, device) in seconds

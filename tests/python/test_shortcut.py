@@ -1,61 +1,95 @@
-"""Which of Inductor's wrappers are nothing but a reordering."""
+"""Which of Inductor's wrappers are nothing but a reordering, and views."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from pygraph.shortcut import Route, find_route
 
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 
-class Runner:
-    """Shaped like Inductor's generated class; `body` is its call method."""
 
-    def __init__(self, body: Any) -> None:
-        self.partitions = ["the real partition"]
-        self._body = body
+class Reordering:
+    """Each of these is shaped like Inductor's generated class."""
 
-    def call(self, args: list[Any]) -> Any:
-        return self._body(self, args)
+    def call(self: Any, args: list[Any]) -> Any:
+        a, b, c = args
+        args.clear()
+        x, y = self.partitions[0]([c, a])
+        return (y, b, x)
+
+
+class Views:
+    def call(self: Any, args: list[Any]) -> Any:
+        (a,) = args
+        (x,) = self.partitions[0]([a])
+        return (reinterpret_tensor(x, (4, 2), (1, 4), 8), x, reinterpret_tensor(a, (3,), (1,), 0))
+
+
+class DynamicView:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0]([args[1]])
+        return (reinterpret_tensor(x, (args[0], 2), (2, 1), 0),)
+
+
+class ViewForThePartition:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0]([reinterpret_tensor(args[0], (2,), (1,), 0)])
+        return (x,)
+
+
+class ViewOfAView:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0](args)
+        return (reinterpret_tensor(reinterpret_tensor(x, (2,), (1,), 0), (1,), (1,), 0),)
+
+
+class Work:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0]([args[0] + 1])
+        return (x,)
+
+
+class ResultFromElsewhere:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0](args)
+        return (x, torch.arange(4))
+
+
+class TwoCalls:
+    def call(self: Any, args: list[Any]) -> Any:
+        self.partitions[0](list(args))
+        return self.partitions[0](args)
+
+
+class OtherCount:
+    def call(self: Any, args: list[Any]) -> Any:
+        x, y = self.partitions[0](args)
+        return (x, y)
 
 
 def test_a_reordering_is_found() -> None:
-    def body(runner: Runner, args: list[Any]) -> Any:
-        a, b, c = args
-        args.clear()
-        x, y = runner.partitions[0]([c, a])
-        return (y, b, x)
-
-    runner = Runner(body)
-    assert find_route(runner, 3, 2) == Route([2, 0], [(True, 1), (False, 1), (True, 0)])
-    assert runner.partitions == ["the real partition"]
+    route = find_route(Reordering(), 3, 2)
+    assert route == Route([2, 0], [(True, 1, None), (False, 1, None), (True, 0, None)])
 
 
-def test_work_on_an_argument_is_no_reordering() -> None:
-    def body(runner: Runner, args: list[Any]) -> Any:
-        (x,) = runner.partitions[0]([args[0] + 1])
-        return (x,)
+def test_views_of_results_and_arguments_are_found() -> None:
+    route = find_route(Views(), 1, 1)
+    first, last = ([4, 2], [1, 4], 8), ([3], [1], 0)
+    assert route == Route([0], [(True, 0, first), (True, 0, None), (False, 0, last)])
+    assert reinterpret_tensor is torch._C._dynamo.guards._reinterpret_tensor
 
-    assert find_route(Runner(body), 1, 1) is None
 
-
-def test_a_result_from_elsewhere_is_no_reordering() -> None:
-    def body(runner: Runner, args: list[Any]) -> Any:
-        (x,) = runner.partitions[0](args)
-        return (x, torch.arange(4))
-
-    assert find_route(Runner(body), 1, 1) is None
+@pytest.mark.parametrize(
+    "wrapper", [DynamicView, ViewForThePartition, ViewOfAView, Work, ResultFromElsewhere]
+)
+def test_whatever_does_more_is_no_reordering(wrapper: Any) -> None:
+    assert find_route(wrapper(), 2 if wrapper is DynamicView else 1, 1) is None
 
 
 def test_two_calls_or_another_number_of_results_are_no_reordering() -> None:
-    def twice(runner: Runner, args: list[Any]) -> Any:
-        runner.partitions[0](list(args))
-        return runner.partitions[0](args)
-
-    def wrong_count(runner: Runner, args: list[Any]) -> Any:
-        x, y = runner.partitions[0](args)
-        return (x, y)
-
-    assert find_route(Runner(twice), 1, 1) is None
-    assert find_route(Runner(wrong_count), 1, 1) is None
+    assert find_route(TwoCalls(), 1, 1) is None
+    assert find_route(OtherCount(), 1, 1) is None

@@ -1,0 +1,125 @@
+"""Small gradients and saved tensors share blocks of memory; nobody may notice but the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .support import assert_same, captured, compiled, randn, uncaptured
+
+_LAYERS = 12
+
+
+class Narrow(nn.Module):
+    """Many small weights. Saves a transposed view of each for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(_LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * torch.sigmoid(x)
+        return x.square().mean()
+
+
+def _step(model: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    module.zero_grad()
+    model(x).backward()
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def _allocations(step: Callable[[], object]) -> int:
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    step()
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+
+
+def _trained() -> tuple[nn.Module, Callable[..., Any], list[torch.Tensor]]:
+    """A module whose forward and backward are captured."""
+    module = Narrow().cuda()
+    model = compiled(module)
+    inputs = [randn(16, 64) for _ in range(4)]
+    for x in inputs:
+        _step(model, module, x)
+    assert {row.name for row in captured()} >= {"forward", "backward"}
+    return module, model, inputs
+
+
+def test_a_step_takes_a_few_allocations() -> None:
+    module, model, inputs = _trained()
+    assert _allocations(lambda: _step(model, module, inputs[0])) <= 6
+    storages = {p.grad.untyped_storage().data_ptr() for p in module.parameters() if p.grad is not None}
+    assert len(storages) == 1
+
+
+def test_gradients_that_are_kept_keep_their_values() -> None:
+    module, model, inputs = _trained()
+    with uncaptured():
+        expected = [[g.clone() for g in _step(model, module, x)] for x in inputs]
+    kept = [_step(model, module, x)[::5] for x in inputs]  # some of each step's
+    for x in inputs:
+        _step(model, module, x)
+    assert_same(kept, [gradients[::5] for gradients in expected])
+
+
+def test_gradients_accumulate_in_place() -> None:
+    module, model, inputs = _trained()
+
+    def accumulated() -> list[torch.Tensor]:
+        module.zero_grad()
+        for x in inputs:
+            model(x).backward()
+            for p in module.parameters():
+                assert p.grad is not None
+                p.grad.mul_(0.5)
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    with uncaptured():
+        expected = accumulated()
+    assert_same(accumulated(), expected)
+
+
+def test_a_gradient_recorded_on_another_stream_is_not_overwritten() -> None:
+    """Tensor.record_stream on one gradient protects the whole block."""
+    module, model, inputs = _trained()
+    side = torch.cuda.Stream()
+    gradient = _step(model, module, inputs[0])[3]
+    expected = gradient.clone()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        read_late = gradient.clone()
+    gradient.record_stream(side)
+    del gradient
+    for x in inputs:
+        _step(model, module, x)
+    torch.cuda.synchronize()
+    assert_same(read_late, expected)
+
+
+def test_a_compiled_optimizer_takes_gradients_of_one_block() -> None:
+    def run() -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        module, model, inputs = _trained()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        step = torch.compile(optimizer.step, backend="pygraph")
+        for x in inputs * 2:
+            _step(model, module, x)
+            step()
+        return [p.detach().clone() for p in module.parameters()]
+
+    torch.manual_seed(3)
+    first = run()
+    torch.manual_seed(3)
+    module, eager_inputs = Narrow().cuda(), [randn(16, 64) for _ in range(4)]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for x in eager_inputs * 2:
+        _step(module, module, x)
+        optimizer.step()
+    for a, b in zip(first, module.parameters(), strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-4, atol=1e-5)
