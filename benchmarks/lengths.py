@@ -45,7 +45,7 @@ class _Backend:
         self.name = name
         self.result: dict[str, float] = {}
         self._seconds: list[float] = []
-        # A code object of its own: Dynamo keeps no caches of one variant for another.
+        # Dynamo counts what all variants compile of the same code together.
         torch._dynamo.config.recompile_limit = 8 * (variant + 1)
         self._model = torch.compile(module, backend=name, dynamic=True)
 

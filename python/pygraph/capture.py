@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from pygraph import recorder, runtime, verify
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+_LARGE_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,8 @@ def attempt(
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
-        result = verify.verify(run, pending.suspects if pending else ())
+        with _memory_given_back(args, recording.graph):
+            result = verify.verify(run, pending.suspects if pending else ())
         taken = result.executable_bytes + (pending.executable_bytes if pending else 0)
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
@@ -68,6 +74,22 @@ def attempt(
         return Attempt(recording.graph.replay(args, False), recording.graph)
     except RuntimeError as error:  # nothing was launched
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
+
+
+@contextlib.contextmanager
+def _memory_given_back(args: Sequence[Any], graph: Any) -> Iterator[None]:
+    """Lets PyTorch's allocator give back what it keeps, before and after, where much is at stake.
+
+    A verification works in pieces of other sizes than the program before and after it; kept, they
+    would add up to twice the memory that any of them needs.
+    """
+    overwritten = sum(args[i].nbytes for i in graph.donated if isinstance(args[i], torch.Tensor))
+    is_large = graph.output_bytes + overwritten > _LARGE_BYTES
+    if is_large:
+        torch.cuda.empty_cache()
+    yield
+    if is_large:
+        torch.cuda.empty_cache()
 
 
 def _record(
