@@ -12,10 +12,17 @@ namespace py = pybind11;
 namespace pygraph {
 namespace {
 
-// As Route's in Python: (is_output, index, (sizes, strides, offset) or None).
-using OutputOfRoute =
-    std::tuple<bool, int,
-               std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>;
+// As Route's in Python: (is_output, index, (sizes, strides, offset) or None), or None.
+using OutputOfRoute = std::optional<std::tuple<
+    bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
+
+RouteOutput route_output(const OutputOfRoute& output) {
+  if (!output) return {};
+  const auto& [is_output, index, view] = *output;
+  RouteOutput result{is_output ? RouteSource::kOutput : RouteSource::kArgument, index, {}};
+  if (view) result.view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
+  return result;
+}
 
 c10::Device cuda_device(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
@@ -117,18 +124,14 @@ void bind_graphed_callable(py::module_& m) {
         [](const py::object& callable, const py::list& arguments, uint64_t calls_per_look) {
           add_without_graph(callable.ptr(), arguments.ptr(), calls_per_look);
         });
-  m.def("whole_graph_callable", [](const py::object& partition, const py::object& fallback,
-                                   bool takes_list, int input_count, std::vector<int> inputs,
-                                   const std::vector<OutputOfRoute>& outputs) {
-    Route route{input_count, std::move(inputs), {}};
-    for (const auto& [is_output, index, view] : outputs) {
-      route.outputs.push_back({is_output, index, std::nullopt});
-      if (!view) continue;
-      route.outputs.back().view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
-    }
-    return steal(
-        make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list, std::move(route)));
-  });
+  m.def("whole_graph_callable",
+        [](const py::object& partition, const py::object& fallback, bool takes_list,
+           int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs) {
+          Route route{input_count, std::move(inputs), {}};
+          for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
+          return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
+                                                 std::move(route)));
+        });
   m.def("pause", &pause_replays);
   m.def("clear_without_graph",
         [](const py::object& callable) { clear_without_graph(callable.ptr()); });

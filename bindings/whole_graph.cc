@@ -48,8 +48,12 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
   if (outputs == nullptr) return nullptr;
   for (size_t i = 0; i < route.outputs.size(); ++i) {
     const RouteOutput& output = route.outputs[i];
-    PyObject* source = output.is_output ? PySequence_Fast_GET_ITEM(partition_outputs, output.index)
-                                        : arguments[output.index];
+    PyObject* source = Py_None;
+    if (output.source == RouteSource::kOutput) {
+      source = PySequence_Fast_GET_ITEM(partition_outputs, output.index);
+    } else if (output.source == RouteSource::kArgument) {
+      source = arguments[output.index];
+    }
     PyObject* object = output.view ? make_view(source, *output.view) : Py_NewRef(source);
     if (object == nullptr) {
       Py_DECREF(outputs);

@@ -22,8 +22,10 @@ struct View {
   int64_t offset = 0;  // in elements, from the first one of the tensor that is viewed
 };
 
+enum class RouteSource : uint8_t { kOutput, kArgument, kNone };
+
 struct RouteOutput {
-  bool is_output = false;  // of the partition; else an argument of the graph
+  RouteSource source = RouteSource::kNone;  // an output of the partition, an argument of the graph
   int index = 0;
   std::optional<View> view;  // of that tensor; without, it is returned itself
 };

@@ -83,7 +83,7 @@ def whole_graph_callable(
     takes_list: bool,
     input_count: int,
     inputs: list[int],
-    outputs: list[tuple[bool, int, tuple[list[int], list[int], int] | None]],
+    outputs: list[tuple[bool, int, tuple[list[int], list[int], int] | None] | None],
 ) -> Callable[..., Any]: ...
 def add_graph(
     callable: GraphedCallable, graph: CapturedGraph, limit: int, calls_per_look: int

@@ -235,8 +235,12 @@ def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:
     metadata = context.fw_metadata if context is not None else None
     if route is None or metadata is None:
         return ()
-    visible = {k for made, k, _ in route.outputs[: metadata.num_forward] if made}
-    saved = {k for made, k, _ in route.outputs[metadata.num_forward :] if made}
+
+    def made(outputs: Sequence[shortcut.Output | None]) -> set[int]:
+        return {output[1] for output in outputs if output is not None and output[0]}
+
+    visible = made(route.outputs[: metadata.num_forward])
+    saved = made(route.outputs[metadata.num_forward :])
     return tuple(sorted(saved - visible))
 
 

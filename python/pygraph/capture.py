@@ -105,6 +105,6 @@ def _record(
         info.device,
         draws=effects.draws,
         sharing=None if info.is_backward else info.saved,
-        donated=runtime.engine().given_away(args) if info.is_backward else [],
+        given_away=runtime.engine().given_away(args) if info.is_backward else [],
         capacity=options.record_capacity_gib << 30,
     )

@@ -15,7 +15,7 @@ from pygraph.fingerprint import as_integers, fingerprint
 LARGE_BYTES = 1 << 26
 # How far outside the spread of uncaptured runs a replay may lie, as they are only samples.
 _SPREAD_FACTOR = 2.0
-# Uncaptured runs that differ by more than this share of a value do not compute that value.
+# Elements that differ by more than this share of their value do not agree even roughly.
 _ROUGHLY = 0.05
 # By how much, of its norm, a result may differ where the order of additions is left to chance. A
 # changed last bit can flip roundings to TF32 or bfloat16 in whatever is computed from it.
@@ -50,16 +50,27 @@ def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Mismatch:
-    """A result that the graph may have got wrong.
+class Distance:
+    """How far one execution's result is from another's.
 
-    error: how far a replay is from an uncaptured run, as a share of the result's norm. spread: how
-    far uncaptured runs are from each other.
+    outliers: elements that do not agree even roughly. error: of the others, as a share of the norm.
     """
 
-    position: int
+    outliers: int
     error: float
-    spread: float
+
+    def __str__(self) -> str:
+        return f"{self.outliers} elements and {self.error:.1e} of the norm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+    """A result that the graph may have got wrong: a replay is further from an uncaptured run than other
+    uncaptured runs are."""
+
+    position: int
+    replay: Distance
+    runs: Distance
 
 
 def implausible(
@@ -78,50 +89,65 @@ def implausible(
     )
     found = []
     for i, (replayed, run) in enumerate(zip(of_replays, of_runs, strict=True)):
-        error, spread = _distances(replayed[:2], run)
-        if not _is_plausible(error, spread, run[0], is_left_to_chance):
-            found.append(Mismatch(i, error, spread))
+        replay, spread = _distances(replayed[:2], run)
+        rounding = _ROUNDING.get(run[0].dtype, _ROUNDING_OF_OTHERS) if is_left_to_chance else 0.0
+        if not _is_plausible(replay, spread, rounding):
+            found.append(Mismatch(i, replay, spread))
     return found
 
 
-def _is_plausible(error: float, spread: float, result: torch.Tensor, is_left_to_chance: bool) -> bool:
+def _is_plausible(replay: Distance, runs: Distance, rounding: float) -> bool:
     """Whether a replay is as close to an uncaptured run as further uncaptured runs are.
 
-    is_left_to_chance: whether any result of the function differs between equal runs or replays. Then
-    a difference of the size of a rounding proves nothing, even if this result did not differ in the
-    few runs there were: of many sums by atomic additions, some come out another way now and then.
+    rounding: an error that proves nothing. Where any result of the function differs between equal runs
+    or replays, all that depend on it may, even if they did not in the few runs there were: of many
+    sums by atomic additions, some come out another way now and then.
     """
-    if error == 0 or error <= _SPREAD_FACTOR * spread:
-        return True
-    rounding = _ROUNDING.get(result.dtype, _ROUNDING_OF_OTHERS)
-    is_number = result.is_floating_point() or result.is_complex()
-    return is_left_to_chance and is_number and error <= rounding  # false for NaN
+    return replay.outliers <= _SPREAD_FACTOR * runs.outliers and (
+        replay.error <= max(_SPREAD_FACTOR * runs.error, rounding)
+    )
 
 
-def _distances(replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """From a replay to the first run, and the largest from there to another run; of the run's norm.
+def _distances(
+    replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor]
+) -> tuple[Distance, Distance]:
+    """From the first run to the first replay, and to the furthest other run.
 
-    Elements that no kernel writes, or that uncaptured runs do not agree on even roughly, are left out.
+    Outliers are how chance shows where a last bit decides: what lies on either side of a comparison,
+    and all that follows from it (masks, whole rows). As many of them as uncaptured runs have prove
+    nothing. Elements that no kernel writes are left out.
     """
-    error, spread, norm = 0.0, [0.0] * (len(runs) - 1), 0.0
+    outliers = [0] * len(runs)  # of the replay, and of the runs but the first
+    errors = [0.0] * len(runs)
+    norm = 0.0
     flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (*replays, *runs)]
     for ones, zeros, first, *others in zip(*flat, strict=True):
         unused = unwritten(ones, zeros)
         wide = _as_doubles(first)
-        deviations = [_as_doubles(other) - wide for other in others]
-        roughly = _ROUGHLY * (wide.abs() + wide.abs().nanmedian())
-        counts = torch.stack([d.abs() <= roughly for d in deviations]).all(0)
-        counts &= ~(unused.unsqueeze(-1) if first.is_complex() else unused)
+        unused = unused.unsqueeze(-1) if first.is_complex() else unused
+        deviations = [
+            torch.where(
+                unused | (as_integers(other) == as_integers(first)), 0, _as_doubles(other) - wide
+            )
+            for other in (ones, *others)
+        ]
+        agree = [_agrees(deviation, wide, first.dtype) for deviation in deviations]
+        outliers = [n + int((~a).sum()) for n, a in zip(outliers, agree, strict=True)]
+        all_agree = torch.stack(agree).all(0)
+        errors = [
+            error + float(torch.where(all_agree, deviation, 0).square().sum())
+            for error, deviation in zip(errors, deviations, strict=True)
+        ]
+        norm += float(torch.where(all_agree & ~unused, wide, 0).nan_to_num(0, 0, 0).square().sum())
+    shares = [math.sqrt(error / norm) if norm > 0 else error for error in errors]
+    return Distance(outliers[0], shares[0]), Distance(max(outliers[1:]), max(shares[1:]))
 
-        def square(values: torch.Tensor, counts: torch.Tensor = counts) -> float:
-            return float(torch.where(counts, values, 0).square().sum())
 
-        error += square(_as_doubles(ones) - wide)
-        spread = [total + square(d) for total, d in zip(spread, deviations, strict=True)]
-        norm += square(wide)
-    if norm == 0:
-        return error, max(spread)
-    return math.sqrt(error / norm), math.sqrt(max(spread) / norm)
+def _agrees(deviation: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Which elements are the same value, but for roundings. NaN never is."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return deviation == 0
+    return deviation.abs() <= _ROUGHLY * (value.abs() + value.abs().nanmedian()).nan_to_num(0, 0, 0)
 
 
 def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:

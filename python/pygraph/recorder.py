@@ -29,6 +29,7 @@ class Recording:
     graph: Any  # pygraph._engine.CapturedGraph
     pair: Any  # pygraph._engine.RecordingPair
     generators: list[torch.Generator]  # that the graph advances
+    given_away: frozenset[int] = frozenset()  # arguments that nobody sees after the call
 
 
 def record(
@@ -38,7 +39,7 @@ def record(
     *,
     draws: bool,
     sharing: Sequence[int] | None,
-    donated: Sequence[int],
+    given_away: Sequence[int],
     capacity: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
@@ -46,7 +47,7 @@ def record(
     draws: whether the function uses the device's default generator.
     sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
     live and die together (tensors saved for backward, gradients). None: all of them.
-    donated: positions of the arguments that calls give away (see bindings/donation.h).
+    given_away: positions of the arguments that nobody sees after calls (see bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
@@ -62,7 +63,8 @@ def record(
         for index in range(2):
             count = _capture(function, pair, index, device, sources, generators)
         together = list(range(count) if sharing is None else sharing)
-        return Recording(pair.link(together, list(donated)), pair, generators)
+        graph = pair.link(together, list(given_away))
+        return Recording(graph, pair, generators, frozenset(given_away))
 
 
 def describe_failure(error: BaseException) -> str:

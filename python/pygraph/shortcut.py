@@ -19,6 +19,7 @@ from pygraph import runtime
 
 # Size and strides, in elements, and offset from the first element of the tensor that is viewed.
 View = tuple[list[int], list[int], int]
+Output = tuple[bool, int, View | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Route:
 
     inputs: partition argument i is graph argument ``inputs[i]``.
     outputs: graph result j is ``(True, k, view)``: partition result k, or ``(False, k, view)``: graph
-    argument k; itself if the view is None.
+    argument k; itself if the view is None. Or the result is None (of inputs without a gradient).
     """
 
     inputs: list[int]
-    outputs: list[tuple[bool, int, View | None]]
+    outputs: list[Output | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,11 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
     sources = {value: (False, i) for i, value in enumerate(given)}
     sources |= {value: (True, i) for i, value in enumerate(made)}
     inputs = [sources.get(argument, (True, 0)) for argument in seen[0]]
-    outputs: list[tuple[bool, int, View | None]] = []
+    outputs: list[Output | None] = []
     for result in results:
+        if result is None:
+            outputs.append(None)
+            continue
         base, view = views.get(result, (result, None))
         if base not in sources or not _is_fixed(view):
             return None

@@ -121,9 +121,8 @@ class Run:
         self._function = function
         self._args = args
         self._pair = recording.pair
-        donated = frozenset(recording.graph.donated)  # a replay overwrites these too; nobody sees it
-        self._overwritten = sorted(mutated | donated)
-        self._visible = sorted(mutated - donated)
+        self._overwritten = sorted(mutated | frozenset(recording.graph.donated))
+        self._visible = sorted(mutated - recording.given_away)
         self._host_seconds = 0.0  # of the last uncaptured run on clones
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
@@ -172,11 +171,11 @@ class Run:
             failure = _describe(error)
         outputs, results = self._call()
         if mismatches:
-            worst = max(mismatches, key=lambda mismatch: mismatch.error)
+            worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
             failure = (
                 f"verification failed: {len(mismatches)} of {len(results)} results differ from the "
-                f"uncaptured run, result {suspects[worst.position]} by {worst.error:.1e} of its norm "
-                f"(uncaptured runs among themselves: {worst.spread:.1e})"
+                f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
+                f"uncaptured run by {worst.runs}"
             )
         return Verification(outputs, failure)
 

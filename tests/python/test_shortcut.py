@@ -29,6 +29,14 @@ class Views:
         return (reinterpret_tensor(x, (4, 2), (1, 4), 8), x, reinterpret_tensor(a, (3,), (1,), 0))
 
 
+class Nones:
+    """A backward: inputs without a gradient."""
+
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0](args)
+        return (None, x, None)
+
+
 class DynamicView:
     def call(self: Any, args: list[Any]) -> Any:
         (x,) = self.partitions[0]([args[1]])
@@ -81,6 +89,10 @@ def test_views_of_results_and_arguments_are_found() -> None:
     first, last = ([4, 2], [1, 4], 8), ([3], [1], 0)
     assert route == Route([0], [(True, 0, first), (True, 0, None), (False, 0, last)])
     assert reinterpret_tensor is torch._C._dynamo.guards._reinterpret_tensor
+
+
+def test_results_that_are_none_stay_so() -> None:
+    assert find_route(Nones(), 1, 1) == Route([0], [None, (True, 0, None), None])
 
 
 @pytest.mark.parametrize(
