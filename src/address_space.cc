@@ -12,6 +12,9 @@ constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and 
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
 constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
+// From so many bytes on, the mappings that a large page saves (80 us each) are worth the time to
+// fill and check it (some 30 ms).
+constexpr uint64_t kLargeAllocation = uint64_t{512} << 20;
 
 abi::MemoryAllocationProperties page_properties(int device) {
   abi::MemoryAllocationProperties properties{};
@@ -80,9 +83,9 @@ void AddressSpace::map_until(Region& region, uint64_t end) {
   if (end <= region.mapped) return;
   const RelaxedCaptureMode relaxed(driver_);
   const uint64_t first = region.mapped;
+  const bool is_large = end - first >= kLargeAllocation && has_large_page(region);
   while (region.mapped < end) {
-    const bool is_far = end - region.mapped >= kLargePage;
-    Page& page = is_far && has_large_page(region) ? region.large : region.small;
+    Page& page = is_large && end - region.mapped >= kLargePage ? region.large : region.small;
     PYGRAPH_CHECK(driver_, memory_map(region.mapped, page.size, 0, page.handle, 0));
     if (page.address == 0) page.address = region.mapped;
     region.mapped += page.size;

@@ -29,9 +29,9 @@ TEST_F(AddressSpaceTest, HugeAllocationsCostNoMemory) {
   size_t after = 0;
   size_t total = 0;
   driver.memory_get_info(&before, &total);
-  AddressSpace space(driver, 0, 1024 * kMiB, 512);
-  space.allocate(400 * kMiB, 0, Content::kFloating);
-  EXPECT_GE(space.mapped_bytes(), 400 * kMiB);
+  AddressSpace space(driver, 0, 2048 * kMiB, 512);
+  space.allocate(600 * kMiB, 0, Content::kFloating);
+  EXPECT_GE(space.mapped_bytes(), 600 * kMiB);
   driver.memory_get_info(&after, &total);
   EXPECT_LE(before - after, 40 * kMiB);
 }
@@ -76,9 +76,9 @@ TEST_F(AddressSpaceTest, AWriteThroughAnyAddressIsSeen) {
 }
 
 TEST_F(AddressSpaceTest, AWriteAnywhereInALargeAllocationIsSeen) {
-  constexpr uint64_t kSize = 200 * kMiB;
+  constexpr uint64_t kSize = 600 * kMiB;
   for (const uint64_t offset : {uint64_t{0}, kSize / 2, kSize - 4096}) {
-    AddressSpace space(driver, 0, 1024 * kMiB, 512);
+    AddressSpace space(driver, 0, 2048 * kMiB, 512);
     space.allocate(1000, 0, Content::kFloating);
     const uint64_t address = space.allocate(kSize, 0, Content::kFloating);
     space.poison();
