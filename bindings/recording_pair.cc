@@ -23,8 +23,8 @@ constexpr size_t kScrubbedStack = size_t{512} << 10;
 // large structs (lists of tensors) are launched with whatever the stack held in the unused part;
 // without this, that is addresses from before the recording, which nothing could explain.
 __attribute__((noinline)) void scrub_stack() {
-  volatile std::byte garbage[kScrubbedStack];
-  for (size_t i = 0; i < kScrubbedStack; ++i) garbage[i] = std::byte{0};
+  volatile uint64_t garbage[kScrubbedStack / sizeof(uint64_t)];
+  for (volatile uint64_t& word : garbage) word = 0;
 }
 
 }  // namespace

@@ -73,74 +73,81 @@ class Mismatch:
     runs: Distance
 
 
-def implausible(
-    replays: Sequence[Sequence[torch.Tensor]], runs: Sequence[Sequence[torch.Tensor]]
-) -> list[Mismatch]:
-    """The results that the graph may have got wrong.
+class Comparison:
+    """Replays of a graph against uncaptured runs of its function, result by result.
 
-    replays: the results of several replays. In the first fresh outputs held ones, in the second
-    zeros, in the others ones again.
-    runs: the same results of several uncaptured runs.
+    Keeps the results of one execution, and a mask for each; what was added can be freed.
     """
-    of_replays, of_runs = (list(zip(*kind, strict=True)) for kind in (replays, runs))
-    repeated = [*of_runs, *((first, *again) for first, _, *again in of_replays)]
-    is_left_to_chance = any(
-        not same_bits(first, other) for first, *others in repeated for other in others
-    )
-    found = []
-    for i, (replayed, run) in enumerate(zip(of_replays, of_runs, strict=True)):
-        replay, spread = _distances(replayed[:2], run)
-        rounding = _ROUNDING.get(run[0].dtype, _ROUNDING_OF_OTHERS) if is_left_to_chance else 0.0
-        if not _is_plausible(replay, spread, rounding):
-            found.append(Mismatch(i, replay, spread))
-    return found
 
+    def __init__(self, ones: Sequence[torch.Tensor], zeros: Sequence[torch.Tensor]) -> None:
+        """Two replays, whose fresh outputs held ones and zeros."""
+        self._unwritten = [unwritten(a, b) for a, b in zip(ones, zeros, strict=True)]
+        self._replay = fingerprints(ones)
+        self._first = list(ones)  # the replay, then the first run
+        self._run: list[int] = []
+        self._of_replay: list[Distance] = []
+        self._of_runs = [Distance(0, 0.0)] * len(self._first)
+        self._is_left_to_chance = False
 
-def _is_plausible(replay: Distance, runs: Distance, rounding: float) -> bool:
-    """Whether a replay is as close to an uncaptured run as further uncaptured runs are.
+    def add_replay(self, results: Sequence[torch.Tensor]) -> None:
+        """A replay whose fresh outputs held ones."""
+        self._is_left_to_chance |= fingerprints(results) != self._replay
 
-    rounding: an error that proves nothing. Where any result of the function differs between equal runs
-    or replays, all that depend on it may, even if they did not in the few runs there were: of many
-    sums by atomic additions, some come out another way now and then.
-    """
-    return replay.outliers <= _SPREAD_FACTOR * runs.outliers and (
-        replay.error <= max(_SPREAD_FACTOR * runs.error, rounding)
-    )
-
-
-def _distances(
-    replays: Sequence[torch.Tensor], runs: Sequence[torch.Tensor]
-) -> tuple[Distance, Distance]:
-    """From the first run to the first replay, and to the furthest other run.
-
-    Outliers are how chance shows where a last bit decides: what lies on either side of a comparison,
-    and all that follows from it (masks, whole rows). As many of them as uncaptured runs have prove
-    nothing. Elements that no kernel writes are left out.
-    """
-    outliers = [0] * len(runs)  # of the replay, and of the runs but the first
-    errors = [0.0] * len(runs)
-    norm = 0.0
-    flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (*replays, *runs)]
-    for ones, zeros, first, *others in zip(*flat, strict=True):
-        unused = unwritten(ones, zeros)
-        wide = _as_doubles(first)
-        unused = unused.unsqueeze(-1) if first.is_complex() else unused
-        deviations = [
-            torch.where(
-                unused | (as_integers(other) == as_integers(first)), 0, _as_doubles(other) - wide
-            )
-            for other in (ones, *others)
+    def add_run(self, results: Sequence[torch.Tensor]) -> None:
+        """An uncaptured run."""
+        if not self._run:
+            self._run = fingerprints(results)
+            self._of_replay = self._distances(self._first, results)
+            self._first = list(results)
+            return
+        self._is_left_to_chance |= fingerprints(results) != self._run
+        self._of_runs = [
+            Distance(max(old.outliers, new.outliers), max(old.error, new.error))
+            for old, new in zip(self._of_runs, self._distances(results, self._first), strict=True)
         ]
-        agree = [_agrees(deviation, wide, first.dtype) for deviation in deviations]
-        outliers = [n + int((~a).sum()) for n, a in zip(outliers, agree, strict=True)]
-        all_agree = torch.stack(agree).all(0)
-        errors = [
-            error + float(torch.where(all_agree, deviation, 0).square().sum())
-            for error, deviation in zip(errors, deviations, strict=True)
-        ]
-        norm += float(torch.where(all_agree & ~unused, wide, 0).nan_to_num(0, 0, 0).square().sum())
-    shares = [math.sqrt(error / norm) if norm > 0 else error for error in errors]
-    return Distance(outliers[0], shares[0]), Distance(max(outliers[1:]), max(shares[1:]))
+
+    def mismatches(self) -> list[Mismatch]:
+        """The results that the graph may have got wrong, by what was added until now.
+
+        Outliers are how chance shows where a last bit decides: what lies on either side of a
+        comparison, and all that follows from it (masks, whole rows). As many of them as uncaptured
+        runs have prove nothing. Where any result differs between equal runs or replays, all that
+        depend on it may, even if they did not in the few runs there were: of many sums by atomic
+        additions, some come out another way now and then. Then an error of the size of a rounding
+        proves nothing either.
+        """
+        found = []
+        for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
+            rounding = _ROUNDING.get(self._first[i].dtype, _ROUNDING_OF_OTHERS)
+            allowed = rounding if self._is_left_to_chance else 0.0
+            if not (
+                replay.outliers <= _SPREAD_FACTOR * runs.outliers
+                and replay.error <= max(_SPREAD_FACTOR * runs.error, allowed)
+            ):
+                found.append(Mismatch(i, replay, runs))
+        return found
+
+    def _distances(
+        self, results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+    ) -> list[Distance]:
+        return list(map(_distance, results, others, self._unwritten))
+
+
+def _distance(result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor) -> Distance:
+    """From ``other`` to ``result``. Elements that no kernel writes, ``unused``, are left out."""
+    outliers, error, norm = 0, 0.0, 0.0
+    flat = [torch.split(tensor.reshape(-1), _CHUNK) for tensor in (result, other, unused)]
+    for chunk, reference, left_out in zip(*flat, strict=True):
+        wide = _as_doubles(reference)
+        if reference.is_complex():
+            left_out = left_out.unsqueeze(-1)
+        is_same = left_out | (as_integers(chunk) == as_integers(reference))
+        deviation = torch.where(is_same, 0, _as_doubles(chunk) - wide)
+        agrees = _agrees(deviation, wide, reference.dtype)
+        outliers += int((~agrees).sum())
+        error += float(torch.where(agrees, deviation, 0).square().sum())
+        norm += float(torch.where(agrees & ~left_out, wide, 0).nan_to_num(0, 0, 0).square().sum())
+    return Distance(outliers, math.sqrt(error / norm) if norm > 0 else error)
 
 
 def _agrees(deviation: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.compare import LARGE_BYTES, Mismatch, fingerprints, implausible, same_bits
+from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import fingerprint, forget
 from pygraph.gpu_load import disturb, keep_busy
 from pygraph.recorder import Recording
@@ -154,19 +154,7 @@ class Run:
         failure = ""
         mismatches: Sequence[Mismatch] = []
         try:
-            replays = [self._replay(poison, suspects) for poison in (_ONES, _ZEROS, _ONES)]
-            runs = [self._run(suspects) for _ in range(_FEW_RUNS)]
-            mismatches = implausible(replays, runs)
-            # What changes the order of atomic additions: kernels right after each other, as in a
-            # graph, and work of others on the GPU.
-            if mismatches:
-                runs += [self._run(suspects, keep_busy) for _ in range(_FURTHER_RUNS)]
-                mismatches = implausible(replays, runs)
-            if mismatches:
-                runs += [self._run(suspects, disturb) for _ in range(_FURTHER_RUNS)]
-                disturb(2 * self._host_seconds)
-                replays.append(self._replay(_ONES, suspects))
-                mismatches = implausible(replays, runs)
+            mismatches = self._compare(suspects)
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -178,6 +166,22 @@ class Run:
                 f"uncaptured run by {worst.runs}"
             )
         return Verification(outputs, failure)
+
+    def _compare(self, suspects: Sequence[int]) -> list[Mismatch]:
+        comparison = Comparison(self._replay(_ONES, suspects), self._replay(_ZEROS, suspects))
+        comparison.add_replay(self._replay(_ONES, suspects))
+        for _ in range(_FEW_RUNS):
+            comparison.add_run(self._run(suspects))
+        # What changes the order of atomic additions: kernels right after each other, as in a graph,
+        # and work of others on the GPU.
+        for load in (keep_busy, disturb):
+            if not comparison.mismatches():
+                break
+            for _ in range(_FURTHER_RUNS):
+                comparison.add_run(self._run(suspects, load))
+            load(2 * self._host_seconds)
+            comparison.add_replay(self._replay(_ONES, suspects))
+        return comparison.mismatches()
 
     def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
         """The call: its outputs, and all its results. After this the inputs are gone."""
