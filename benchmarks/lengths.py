@@ -3,7 +3,7 @@
     python -m benchmarks.lengths
 
 A graph per length would cost more than it gains. Prints, for Inductor and PyGraph, the seconds for all
-calls after compilation, the same for six further rounds in turns (median, spread), and device memory.
+calls after compilation (six rounds in turns, each from the start), and the device memory that it adds.
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ class _Backend:
         torch._dynamo.config.recompile_limit = 8 * (variant + 1)
         self._model = torch.compile(module, backend=name, dynamic=True)
 
-    def first_calls(self, lengths: list[int]) -> None:
-        """Compiles, then calls every length for the first times."""
+    def compile(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         before = _device_mib()
-        for length in (48, 56):
+        for length in (48, 56, max(_LENGTHS)):
             _call(self._model, length)
-        self.result["first_seconds"] = self._timed(lengths)
         self.result["mib"] = _device_mib() - before
-        rows = [row for row in pygraph.stats() if row.state == "captured"]
-        self.result["graphs"] = len(rows)
-        self.result["workspace_mib"] = max((row.workspace_bytes for row in rows), default=0) / 2**20
 
-    def again(self, lengths: list[int]) -> None:
-        self._seconds.append(self._timed(lengths))
-        self.result["again_seconds"] = statistics.median(self._seconds)
-        self.result["again_spread"] = max(self._seconds) / min(self._seconds) - 1
-
-    def _timed(self, lengths: list[int]) -> float:
+    def run(self, lengths: list[int]) -> None:
+        """Calls the compiled model on all lengths, as if for the first times."""
+        pygraph.reset()
         torch.cuda.synchronize()
         start = time.perf_counter()
         for length in lengths:
             _call(self._model, length)
         torch.cuda.synchronize()
-        return time.perf_counter() - start
+        self._seconds.append(time.perf_counter() - start)
+        rows = [row for row in pygraph.stats() if row.state == "captured"]
+        self.result |= {
+            "seconds": statistics.median(self._seconds),
+            "smallest": min(self._seconds),
+            "largest": max(self._seconds),
+            "graphs": len(rows),
+            "workspace_mib": max((row.workspace_bytes for row in rows), default=0) / 2**20,
+        }
 
 
 def main() -> int:
@@ -88,10 +88,10 @@ def main() -> int:
     random.Random(0).shuffle(lengths)
     backends = [_Backend(module, name, i) for i, name in enumerate(("inductor", "pygraph"))]
     for backend in backends:
-        backend.first_calls(lengths)
+        backend.compile()
     for turn in range(_ROUNDS):
         for backend in backends[turn % 2 :] + backends[: turn % 2]:
-            backend.again(lengths)
+            backend.run(lengths)
     for backend in backends:
         print(backend.name, json.dumps({k: round(v, 3) for k, v in backend.result.items()}))
     return 0

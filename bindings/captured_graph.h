@@ -60,6 +60,7 @@ class CapturedGraph {
   std::atomic<uint64_t> replays = 0;
   std::atomic<uint64_t> donated_replays = 0;  // of them, with the memory of donated inputs
   std::atomic<uint64_t> nodes_touched = 0;
+  std::string name;     // in profiles
   std::string failure;  // why the graph stopped being used; empty while it is usable
 
  private:

@@ -58,6 +58,7 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly("donated", &CapturedGraph::donated)
       .def_property_readonly("nodes_touched",
                              [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
+      .def_readwrite("name", &CapturedGraph::name)
       .def_readwrite("failure", &CapturedGraph::failure)
       .def_property_readonly(
           "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })

@@ -15,6 +15,7 @@ class WorkspaceBusy(RuntimeError):
 class CapturedGraph:
     """A compiled function for one signature, as an executable graph."""
 
+    name: str  # of its replays in profiles
     failure: str  # why it is no longer used; empty while it is
     @property
     def replays(self) -> int: ...

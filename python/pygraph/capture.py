@@ -99,7 +99,7 @@ def _record(
     options: Options,
     effects: SideEffects,
 ) -> recorder.Recording:
-    return recorder.record(
+    recording = recorder.record(
         function,
         args,
         info.device,
@@ -108,3 +108,5 @@ def _record(
         given_away=runtime.engine().given_away(args) if info.is_backward else [],
         capacity=options.record_capacity_gib << 30,
     )
+    recording.graph.name = f"pygraph {info.name}"
+    return recording

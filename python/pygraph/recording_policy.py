@@ -10,7 +10,7 @@ from pygraph.entry import Entry
 # been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
 _RECORDED_AT_ONCE = 2
 _RECORDED_AT_ONCE_IF_DYNAMIC = 0
-_ASSUMED_SECONDS = 0.02  # a recording of a small function, before the first has shown what it takes
+_ASSUMED_SECONDS = 0.01  # a recording of a small function, before the first has shown what it takes
 
 
 class RecordingPolicy:

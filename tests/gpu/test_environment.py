@@ -50,6 +50,7 @@ def test_the_profiler_sees_kernels_and_recording_waits_for_it() -> None:
         torch.cuda.synchronize()
     torch.testing.assert_close(result, torch.relu(x @ x) + 1)
     assert any(event.device_type == torch.profiler.DeviceType.CUDA for event in profile.events())
+    assert any(event.name == "pygraph inference" for event in profile.events())
 
 
 def test_max_autotune() -> None:
