@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from pygraph import recorder, runtime, verify
-from pygraph.entry import PartitionInfo, Pending
+from pygraph.entry import MUCH_MEMORY, PartitionInfo, Pending
 from pygraph.options import Options
 
 Function = Callable[[list[Any]], Sequence[Any]]
-
-_LARGE_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ def _memory_given_back(args: Sequence[Any], graph: Any) -> Iterator[None]:
     would add up to twice the memory that any of them needs.
     """
     overwritten = sum(args[i].nbytes for i in graph.donated if isinstance(args[i], torch.Tensor))
-    is_large = graph.output_bytes + overwritten > _LARGE_BYTES
+    is_large = graph.output_bytes + overwritten > MUCH_MEMORY
     if is_large:
         torch.cuda.empty_cache()
     yield

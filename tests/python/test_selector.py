@@ -39,6 +39,7 @@ class _Partition:
 
 class _Graph:
     workspace_bytes = 100
+    output_bytes = block_bytes = 0
     error: Exception | None = None
 
     def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
