@@ -1,9 +1,9 @@
 """Measuring one workload: all variants in one process, timed in turns.
 
-First each variant in turn is compiled with empty caches and called a few times, which gives its compile
-time and the memory that it adds to the model's. Then all of them are timed in rounds, one after the
-other in each round, so that a change of the machine's speed meets all of them. Medians over the rounds
-are kept, with the spread.
+First each variant in turn is compiled and called a few times, which gives the memory that it adds to
+the model's and, where it started with empty caches, its compile time. Then all of them are timed in
+rounds, one after the other in each round, so that a change of the machine's speed meets all of them.
+Medians over the rounds are kept, with the spread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch._inductor.utils
 from torch.utils._pytree import tree_leaves
 
 import pygraph
-from benchmarks.variants import VARIANTS, HandMadeGraph, Row, Variant
+from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
 from pygraph.explanation.profile import profile_kernels
@@ -113,6 +113,8 @@ def _prepare(
         variant.step(inputs[i % len(inputs)])
     row.peak_mib = _device_mib() - before
     row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
+    if name in SAME_CODE:
+        row.compile_s = None  # found much of it compiled
     row.graphs = _states(set(runtime.partitions) - others)
     return variant
 
@@ -141,9 +143,8 @@ def _give_memory_back(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _cache_folder(caches: str, name: str) -> Iterator[None]:
-    """Inductor's caches in a folder of the variant's own."""
-    # The hand-made graph is Inductor's code, already compiled once.
-    owner = "inductor" if name == "hand-made graph" else name
+    """Inductor's caches in a folder of the variant's own, or of the one that compiles the same code."""
+    owner = SAME_CODE.get(name, name)
     folder = os.path.join(caches, re.sub(r"\W", "_", owner))  # compilers are called with it
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -136,7 +136,7 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
         console.print(
             f"    {row['backend']:<16} {row['us']:>10.1f} us  latency {row['latency_us']:>10.1f}"
             f"  host {row['host_us']:>9.1f}  peak {row['peak_mib']:>8.0f} MiB"
-            f"  compile {row['compile_s']:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
+            f"  compile {row['compile_s'] or math.nan:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
             f"  in graphs {row['in_graphs']:.3f}  err {row['rel_err']}",
             highlight=False,
         )

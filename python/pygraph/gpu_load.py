@@ -25,8 +25,11 @@ def disturb(seconds: float) -> None:
     """Has another stream multiply matrices for about so long, at most 0.1 s; takes 32 MiB meanwhile.
 
     Kernels that run meanwhile get their multiprocessors at other times and in another order, and
-    where they add by atomics, so do these.
+    where they add by atomics, so do these. Does nothing where the program wants deterministic
+    algorithms only: then nothing adds by atomics, and the product may be an error.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        return
     with torch.cuda.stream(side_stream(torch.cuda.current_device())):
         a, b = (torch.ones(_SIDE, _SIDE, device="cuda") for _ in range(2))
         for _ in range(10 + int(min(seconds, _LONGEST) / _SECONDS_PER_PRODUCT)):
