@@ -82,7 +82,7 @@ class Comparison:
     def __init__(self, ones: Sequence[torch.Tensor], zeros: Sequence[torch.Tensor]) -> None:
         """Two replays, whose fresh outputs held ones and zeros."""
         self._unwritten = [unwritten(a, b) for a, b in zip(ones, zeros, strict=True)]
-        self._replay = fingerprints(ones)
+        self._replay = self._written_bits(ones)
         self._first = list(ones)  # the replay, then the first run
         self._run: list[int] = []
         self._of_replay: list[Distance] = []
@@ -91,16 +91,16 @@ class Comparison:
 
     def add_replay(self, results: Sequence[torch.Tensor]) -> None:
         """A replay whose fresh outputs held ones."""
-        self._is_left_to_chance |= fingerprints(results) != self._replay
+        self._is_left_to_chance |= self._written_bits(results) != self._replay
 
     def add_run(self, results: Sequence[torch.Tensor]) -> None:
         """An uncaptured run."""
         if not self._run:
-            self._run = fingerprints(results)
+            self._run = self._written_bits(results)
             self._of_replay = self._distances(self._first, results)
             self._first = list(results)
             return
-        self._is_left_to_chance |= fingerprints(results) != self._run
+        self._is_left_to_chance |= self._written_bits(results) != self._run
         self._of_runs = [
             Distance(max(old.outliers, new.outliers), max(old.error, new.error))
             for old, new in zip(self._of_runs, self._distances(results, self._first), strict=True)
@@ -127,10 +127,19 @@ class Comparison:
                 found.append(Mismatch(i, replay, runs))
         return found
 
+    def _written_bits(self, results: Sequence[torch.Tensor]) -> list[int]:
+        """A fingerprint per result, of what kernels write: the rest is whatever was there."""
+        return fingerprints(map(_with_zeros, results, self._unwritten))
+
     def _distances(
         self, results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
     ) -> list[Distance]:
         return list(map(_distance, results, others, self._unwritten))
+
+
+def _with_zeros(result: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The result's bits as integers, zero where the mask is set."""
+    return torch.where(mask.unsqueeze(-1) if result.is_complex() else mask, 0, as_integers(result))
 
 
 def _distance(result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor) -> Distance:

@@ -134,6 +134,18 @@ def test_elements_that_keep_the_poison_do_not_count() -> None:
     assert _mismatches([[ones], [exact], [ones]], [[exact]] * 3)[0].position == 0
 
 
+def test_padding_that_nobody_writes_shows_no_chance() -> None:
+    exact = torch.randn(10)
+    ones, zeros = exact.clone(), exact.clone()
+    ones.view(torch.int32)[3], zeros[3] = -1, 0.0
+    for replay in (ones, zeros):
+        replay[5] *= 1 + 2**-20
+    runs = [exact.clone() for _ in range(4)]
+    for i, run in enumerate(runs):
+        run[3] = i  # what the memory held before
+    assert _mismatches([[ones], [zeros], [ones]], [[run] for run in runs])[0].position == 0
+
+
 def test_garbage_is_never_plausible() -> None:
     exact = torch.randn(100)
     sample = exact.clone()
