@@ -8,8 +8,8 @@ import torch
 
 _SLEEP_CLOCK_HZ = 2e9  # at least any GPU's; a longer sleep than needed does no harm
 _LONGEST = 0.1  # seconds; whatever takes longer to issue has gaps that do not matter
-_SIDE = 2048  # of the matrices
-_SECONDS_PER_PRODUCT = 3e-4  # about, in single precision, on an H100
+_ELEMENTS = 1 << 23  # in single precision
+_SECONDS_PER_KERNEL = 3e-5  # about, on an H100
 
 
 def keep_busy(seconds: float) -> None:
@@ -22,18 +22,21 @@ def keep_busy(seconds: float) -> None:
 
 
 def disturb(seconds: float) -> None:
-    """Has another stream multiply matrices for about so long, at most 0.1 s; takes 32 MiB meanwhile.
+    """Has another stream compute for about so long, at most 0.1 s; takes 64 MiB meanwhile.
 
     Kernels that run meanwhile get their multiprocessors at other times and in another order, and
-    where they add by atomics, so do these. Does nothing where the program wants deterministic
-    algorithms only: then nothing adds by atomics, and the product may be an error.
+    where they add by atomics, so do these. Elementwise work: a product of matrices would do as well,
+    but leave cuBLAS loaded, 120 MiB and more, in programs that never use it.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        return
-    with torch.cuda.stream(side_stream(torch.cuda.current_device())):
-        a, b = (torch.ones(_SIDE, _SIDE, device="cuda") for _ in range(2))
-        for _ in range(10 + int(min(seconds, _LONGEST) / _SECONDS_PER_PRODUCT)):
-            torch.mm(a, a, out=b)
+    # Memory of the current stream, which others can use again; what the side stream allocates stays its.
+    a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))
+    side = side_stream(torch.cuda.current_device())
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(10 + int(min(seconds, _LONGEST) / _SECONDS_PER_KERNEL)):
+            torch.lgamma(a, out=b)
+    for tensor in (a, b):
+        tensor.record_stream(side)
 
 
 @functools.cache
