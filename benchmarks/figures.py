@@ -89,7 +89,7 @@ def ablation(groups: list[Group]) -> Figure:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
     axes.set_ylabel("speed-up over Inductor")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

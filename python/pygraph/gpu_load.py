@@ -28,7 +28,7 @@ def disturb(seconds: float) -> None:
     where they add by atomics, so do these. Elementwise work: a product of matrices would do as well,
     but leave cuBLAS loaded, 120 MiB and more, in programs that never use it.
     """
-    # Memory of the current stream, which others can use again; what the side stream allocates stays its.
+    # Memory of the current stream, which others can use again afterwards.
     a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))
     side = side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
