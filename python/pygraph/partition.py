@@ -23,12 +23,13 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import capture, observe, runtime, verify
+from pygraph import capture, observe, runtime
 from pygraph.capture import Attempt, Function, SideEffects
 from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
 from pygraph.recording_policy import RecordingPolicy
 from pygraph.selector import Selector
+from pygraph.watch import Watch
 
 log = logging.getLogger("pygraph")
 
@@ -156,7 +157,7 @@ class Partition:
         return outputs
 
     def _watched_call(self, args: list[Any]) -> Sequence[Any]:
-        watch = verify.Watch(args, self.info.device)
+        watch = Watch(args, self.info.device)
         hinted = self.info.mutated if self._hints_fit(args) else frozenset()
         outputs = self.uncaptured(args)
         self._effects = SideEffects(
