@@ -36,18 +36,19 @@ class Row:
     mode: str
     batch: int
     backend: str
-    us: float  # per call, calls in a row
-    us_spread: float  # (largest - smallest) / median over the rounds
-    latency_us: float  # per call, with a synchronize after each
-    host_us: float  # of the caller's thread per call
-    peak_mib: float  # device memory in use after calls, with model and inputs, without libraries
-    compile_peak_mib: float  # the same from compilation through the first calls
+    us: float = 0.0  # per call, calls in a row
+    us_spread: float = 0.0  # (largest - smallest) / median over the rounds
+    latency_us: float = 0.0  # per call, with a synchronize after each
+    host_us: float = 0.0  # of the caller's thread per call
+    peak_mib: float = 0.0  # device memory in use after calls, with model and inputs, without libraries
+    compile_peak_mib: float = 0.0  # the same from compilation through the first calls
     # From torch.compile through the first calls, less what as many take later; with empty caches.
-    compile_s: float | None
-    in_graphs: float  # share of the kernels of one call that ran in graphs
-    copied_bytes: int  # into the fixed inputs of graphs, in one call
-    graphs: dict[str, int]  # PyGraph's, by what became of them; empty for others
-    rel_err: float  # largest difference from uncaptured Inductor / its largest value
+    compile_s: float | None = None
+    in_graphs: float = 0.0  # share of the kernels of one call that ran in graphs
+    copied_bytes: int = 0  # into the fixed inputs of graphs, in one call
+    # PyGraph's, by what became of them; empty for others.
+    graphs: dict[str, int] = dataclasses.field(default_factory=dict)
+    rel_err: float = 0.0  # largest difference from uncaptured Inductor / its largest value
 
 
 class Variant:
@@ -55,14 +56,7 @@ class Variant:
 
     def __init__(self, name: str, workload: Workload, module: torch.nn.Module) -> None:
         self.name = name
-        times_and_memory = [0.0] * 8
-        self.row = Row(
-            *(workload.name, workload.mode, workload.batch, name),
-            *times_and_memory,
-            copied_bytes=0,
-            graphs={},
-            rel_err=0.0,
-        )
+        self.row = Row(workload.name, workload.mode, workload.batch, name)
         self._training = workload.mode == "training"
         self._module = module
         self.model: Callable[..., Any] = _compile(name, module)
@@ -87,7 +81,7 @@ class HandMadeGraph(Variant):
     """
 
     def __init__(self, workload: Workload, module: torch.nn.Module, inputs: Inputs) -> None:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             module = _with_shared_memory(module)
