@@ -10,11 +10,10 @@ namespace pygraph {
 namespace {
 
 constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator
-// Larger buffers get blocks of their own: what an allocation costs does not count there, and a
-// backward can reuse them one by one (see donation.h).
+// Of a buffer in a shared block, and of the block. Requests up to here come from segments for small
+// ones, so blocks do not break up the memory of larger tensors, which a backward can reuse one by
+// one (see donation.h); and this is all that a single gradient which somebody keeps keeps alive.
 constexpr uint64_t kLargestShared = uint64_t{1} << 20;
-// What a single gradient that somebody keeps can keep alive.
-constexpr uint64_t kLargestBlock = uint64_t{4} << 20;
 
 uint64_t align_up(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -148,7 +147,7 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
     Buffer& buffer = plan.buffers[i];
     const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes <= kLargestShared;
     const bool fits =
-        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestBlock;
+        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestShared;
     if (!is_shared || !fits) {
       buffer.block = static_cast<uint32_t>(plan.block_bytes.size());
       buffer.offset = 0;

@@ -65,7 +65,7 @@ struct OutputPlan {
 // the range of the recording's stand-in addresses. Each buffer gets a block of its own.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// Lays small buffers together in blocks of a few MiB, where only outputs at `positions` use them:
+// Lays small buffers together in blocks of up to 1 MiB, where only outputs at `positions` use them:
 // tensors saved for backward, and gradients. A training step has hundreds, that mostly live and die
 // together, and each block takes the allocator 1 to 4 us to give and take back. Not so for other
 // results: a small one must not keep a block alive.

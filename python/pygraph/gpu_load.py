@@ -26,7 +26,7 @@ def disturb(seconds: float) -> None:
 
     Kernels that run meanwhile get their multiprocessors at other times and in another order, and
     where they add by atomics, so do these. Elementwise work: a product of matrices would do as well,
-    but leave cuBLAS loaded, 120 MiB and more, in programs that never use it.
+    but leave cuBLAS loaded, some 70 MiB, in programs that never use it.
     """
     # Memory of the current stream, which others can use again afterwards.
     a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))
