@@ -10,10 +10,11 @@ namespace pygraph {
 namespace {
 
 constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator
-// Of a buffer in a shared block, and of the block. Requests up to here come from segments for small
-// ones, so blocks do not break up the memory of larger tensors, which a backward can reuse one by
-// one (see donation.h); and this is all that a single gradient which somebody keeps keeps alive.
-constexpr uint64_t kLargestShared = uint64_t{1} << 20;
+// Of a shared block; the buffers in it are smaller. Requests up to here come from segments for
+// small ones, so blocks do not break up the memory of larger tensors. And buffers from here on are
+// what a backward reuses one by one, which needs them to have storages of their own
+// (kSmallestDonation in src/plan_memory.cc): one that did not would keep the whole graph from it.
+constexpr uint64_t kLargestBlock = uint64_t{1} << 20;
 
 uint64_t align_up(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -145,9 +146,9 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
   uint32_t shared = kNone;  // the block that is being filled
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     Buffer& buffer = plan.buffers[i];
-    const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes <= kLargestShared;
+    const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes < kLargestBlock;
     const bool fits =
-        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestShared;
+        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestBlock;
     if (!is_shared || !fits) {
       buffer.block = static_cast<uint32_t>(plan.block_bytes.size());
       buffer.offset = 0;

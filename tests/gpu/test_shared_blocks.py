@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pygraph import runtime
+
 from .support import assert_same, captured, compiled, randn, uncaptured
 
 _LAYERS = 12
@@ -55,6 +57,24 @@ def test_a_step_takes_a_few_allocations() -> None:
     assert _allocations(lambda: _step(model, module, inputs[0])) <= 6
     storages = {p.grad.untyped_storage().data_ptr() for p in module.parameters() if p.grad is not None}
     assert len(storages) == 1
+
+
+def test_tensors_that_are_just_large_enough_are_donated_not_shared() -> None:
+    """1 MiB is where one ends and the other begins."""
+    torch.manual_seed(1)
+    module = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(512, 512), nn.Tanh()))).cuda()
+    model = compiled(lambda x: module(x).square().mean())
+    for _ in range(6):
+        module.zero_grad()
+        model(randn(512, 512)).backward()
+    (graph,) = [
+        entry.graph
+        for partition in list(runtime.partitions)
+        if partition.info.is_backward
+        for entry in partition.entries.values()
+    ]
+    assert graph.donated
+    assert graph.donated_replays >= 4
 
 
 def test_gradients_that_are_kept_keep_their_values() -> None:
