@@ -164,8 +164,10 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
 
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                        c10::IntArrayRef strides, int64_t byte_offset) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype);
+  // A view of an argument that the graph only hands through may be one on the CPU.
+  const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                               c10::DispatchKeySet(key), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
       sizes, strides, byte_offset / static_cast<int64_t>(dtype.itemsize()));
   return tensor;

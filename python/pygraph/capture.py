@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from pygraph import recorder, runtime, verify
-from pygraph.entry import MUCH_MEMORY, PartitionInfo, Pending
+from pygraph import gpu_memory, recorder, runtime, verify
+from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -58,13 +55,16 @@ def attempt(
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
-        with _memory_given_back(args, recording.graph):
-            result = verify.verify(run, pending.suspects if pending else ())
+        graph = recording.graph
+        at_stake = graph.output_bytes + sum(args[i].nbytes for i in graph.donated)
+        gpu_memory.give_back(after=at_stake)
+        result = verify.verify(run, pending.suspects if pending else ())
+        gpu_memory.give_back(after=at_stake)
         taken = result.executable_bytes + (pending.executable_bytes if pending else 0)
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
-        graph = None if result.failure else recording.graph
-        return Attempt(result.outputs, graph, result.failure, executable_bytes=taken)
+        verified = None if result.failure else graph
+        return Attempt(result.outputs, verified, result.failure, executable_bytes=taken)
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(uncaptured(args), failure=reason)
@@ -72,22 +72,6 @@ def attempt(
         return Attempt(recording.graph.replay(args, False), recording.graph)
     except RuntimeError as error:  # nothing was launched
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
-
-
-@contextlib.contextmanager
-def _memory_given_back(args: Sequence[Any], graph: Any) -> Iterator[None]:
-    """Lets PyTorch's allocator give back what it keeps, before and after, where much is at stake.
-
-    A verification works in pieces of other sizes than the program before and after it; kept, they
-    would add up to twice the memory that any of them needs.
-    """
-    overwritten = sum(args[i].nbytes for i in graph.donated if isinstance(args[i], torch.Tensor))
-    is_large = graph.output_bytes + overwritten > MUCH_MEMORY
-    if is_large:
-        torch.cuda.empty_cache()
-    yield
-    if is_large:
-        torch.cuda.empty_cache()
 
 
 def _record(

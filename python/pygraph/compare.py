@@ -85,6 +85,7 @@ class Comparison:
         self._replay = self._written_bits(ones)
         self._first = list(ones)  # the replay, then the first run
         self._run: list[int] = []
+        self._garbage: list[torch.Tensor] = []  # by result: NaN in the replay, runs agree on a number
         self._of_replay: list[Distance] = []
         self._of_runs = [Distance(0, 0.0)] * len(self._first)
         self._is_left_to_chance = False
@@ -98,6 +99,7 @@ class Comparison:
         if not self._run:
             self._run = self._written_bits(results)
             self._of_replay = self._distances(self._first, results)
+            self._garbage = list(map(_garbage, self._first, results, self._unwritten))
             self._first = list(results)
             return
         self._is_left_to_chance |= self._written_bits(results) != self._run
@@ -105,6 +107,9 @@ class Comparison:
             Distance(max(old.outliers, new.outliers), max(old.error, new.error))
             for old, new in zip(self._of_runs, self._distances(results, self._first), strict=True)
         ]
+        for garbage, result, first in zip(self._garbage, results, self._first, strict=True):
+            if garbage.any():
+                garbage &= _agree(result, first)
 
     def mismatches(self) -> list[Mismatch]:
         """The results that the graph may have got wrong, by what was added until now.
@@ -114,16 +119,18 @@ class Comparison:
         runs have prove nothing. Where any result differs between equal runs or replays, all that
         depend on it may, even if they did not in the few runs there were: of many sums by atomic
         additions, some come out another way now and then. Then an error of the size of a rounding
-        proves nothing either.
+        proves nothing either. NaN where all runs agree on a number is no chance, but poison.
         """
         found = []
         for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
             rounding = _ROUNDING.get(self._first[i].dtype, _ROUNDING_OF_OTHERS)
             allowed = rounding if self._is_left_to_chance else 0.0
-            if not (
+            is_plausible = (
                 replay.outliers <= _SPREAD_FACTOR * runs.outliers
                 and replay.error <= max(_SPREAD_FACTOR * runs.error, allowed)
-            ):
+                and not self._garbage[i].any()
+            )
+            if not is_plausible:
                 found.append(Mismatch(i, replay, runs))
         return found
 
@@ -140,6 +147,25 @@ class Comparison:
 def _with_zeros(result: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The result's bits as integers, zero where the mask is set."""
     return torch.where(mask.unsqueeze(-1) if result.is_complex() else mask, 0, as_integers(result))
+
+
+def _garbage(replay: torch.Tensor, run: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+    """A mask of the elements where the replay is NaN and the run is not; of one element if none is.
+
+    ``unused``: elements that no kernel writes, which are left out.
+    """
+    if not (run.is_floating_point() or run.is_complex()):
+        return torch.zeros(1, dtype=torch.bool, device=run.device)
+    mask = replay.isnan() & ~run.isnan() & ~unused
+    return mask if mask.any() else torch.zeros(1, dtype=torch.bool, device=run.device)
+
+
+def _agree(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A mask of the elements that agree roughly."""
+    value = _as_doubles(other)
+    deviation = torch.where(as_integers(result) == as_integers(other), 0, _as_doubles(result) - value)
+    agrees = _agrees(deviation, value, other.dtype)
+    return agrees.all(-1) if other.is_complex() else agrees
 
 
 def _distance(result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor) -> Distance:

@@ -10,10 +10,6 @@ from typing import Any
 from pygraph.recorder import Recording
 from pygraph.selection import Decision, Trial
 
-# Bytes that a graph works with, from which on it is worth a pause to let PyTorch's allocator give back
-# what it keeps between phases that work in pieces of different sizes.
-MUCH_MEMORY = 1 << 28
-
 
 @dataclasses.dataclass(frozen=True)
 class PartitionInfo:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import decisions, recorder, runtime
-from pygraph.entry import MUCH_MEMORY, Entry, State
+from pygraph import decisions, gpu_memory, recorder, runtime
+from pygraph.entry import Entry, State
 from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Trial, timed
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Selector:
         log.info(
             "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
         )
-        if entry.graph.output_bytes + entry.graph.block_bytes > MUCH_MEMORY:
-            torch.cuda.empty_cache()  # what the variants that are given up have left
+        # What the variants that are given up have left:
+        gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
             entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None

@@ -87,42 +87,44 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
     given = [object() for _ in range(input_count)]
     made = [object() for _ in range(output_count)]
     seen: list[list[object]] = []
-    views: dict[object, tuple[object, View]] = {}
+    views: dict[int, tuple[object, View]] = {}  # by identity, as results can be anything
+    alive: list[object] = []
 
     def partition(args: list[object]) -> tuple[object, ...]:
         seen.append(list(args))
         return tuple(made)
 
     def reinterpret_tensor(base: object, size: Any, stride: Any, offset: int = 0) -> object:
-        view = object()
-        views[view] = (base, (list(size), list(stride), offset))
-        return view
+        alive.append(object())
+        views[id(alive[-1])] = (base, (list(size), list(stride), offset))
+        return alive[-1]
 
-    # A copy of the function: nothing changes for whoever runs the original meanwhile.
-    call = runner.call.__func__
-    names = {**call.__globals__, "reinterpret_tensor": reinterpret_tensor}
-    probe = types.FunctionType(call.__code__, names, closure=call.__closure__)
     try:
+        # A copy of the function: nothing changes for whoever runs the original meanwhile.
+        call = runner.call.__func__
+        names = {**call.__globals__, "reinterpret_tensor": reinterpret_tensor}
+        probe = types.FunctionType(call.__code__, names, closure=call.__closure__)
         results = probe(types.SimpleNamespace(partitions=[partition]), list(given))
     except Exception:
         return None
     if len(seen) != 1:
         return None
-    sources = {value: (False, i) for i, value in enumerate(given)}
-    sources |= {value: (True, i) for i, value in enumerate(made)}
-    inputs = [sources.get(argument, (True, 0)) for argument in seen[0]]
+    position = {id(argument): i for i, argument in enumerate(given)}
+    inputs = [position.get(id(argument)) for argument in seen[0]]
+    sources = {id(argument): (False, i) for i, argument in enumerate(given)}
+    sources |= {id(result): (True, i) for i, result in enumerate(made)}
     outputs: list[Output | None] = []
     for result in results:
+        base, view = views.get(id(result), (result, None))
         if result is None:
             outputs.append(None)
-            continue
-        base, view = views.get(result, (result, None))
-        if base not in sources or not _is_fixed(view):
+        elif id(base) in sources and _is_fixed(view):
+            outputs.append((*sources[id(base)], view))
+        else:
             return None
-        outputs.append((*sources[base], view))
-    if any(is_made for is_made, _ in inputs):
+    if any(i is None for i in inputs):
         return None
-    return Route([i for _, i in inputs], outputs)
+    return Route([i for i in inputs if i is not None], outputs)
 
 
 def _is_fixed(view: View | None) -> bool:

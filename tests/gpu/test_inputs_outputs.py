@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pygraph import recorder, runtime
+
 from .support import assert_same, captured, check_inference, compiled, randn
 
 
@@ -157,3 +159,26 @@ def test_inputs_die_while_the_graph_runs() -> None:
             result = model(torch.full((512, 512), float(i % 3), device="cuda"))
             del result
             assert_same(model(torch.ones(512, 512, device="cuda"))[0, 0].item(), 512.0**2)
+
+
+def test_the_shortcut_makes_views_of_results_and_of_arguments_wherever_they_are() -> None:
+    def partition(args: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        (x,) = args
+        args.clear()
+        return (x + 1,)
+
+    def fallback(*args: torch.Tensor) -> None:
+        raise AssertionError("no graph matched")
+
+    engine = runtime.engine()
+    x, on_cpu = randn(4, 8), torch.arange(6.0)
+    partition([x])
+    torch.cuda.synchronize()
+    recording = recorder.record(
+        partition, [x], 0, draws=False, sharing=(), given_away=(), capacity=1 << 36
+    )
+    graphed = engine.graphed_callable(partition, partition, 0)
+    engine.add_graph(graphed, recording.graph, 1, 0)
+    outputs = [(True, 0, ([8, 4], [1, 8], 0)), (False, 1, ([2, 3], [3, 1], 0)), None]
+    whole = engine.whole_graph_callable(graphed, fallback, False, 2, [0], outputs)
+    assert_same(whole(x, on_cpu), ((x + 1).t(), on_cpu.view(2, 3), None))

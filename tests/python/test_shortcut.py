@@ -67,6 +67,22 @@ class ResultFromElsewhere:
         return (x, torch.arange(4))
 
 
+class UnhashableResult:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0](args)
+        return (x, [x])
+
+
+class UnhashableArgument:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0]([args])
+        return (x,)
+
+
+class NoMethod:
+    call = staticmethod(lambda args: args)
+
+
 class TwoCalls:
     def call(self: Any, args: list[Any]) -> Any:
         self.partitions[0](list(args))
@@ -96,7 +112,11 @@ def test_results_that_are_none_stay_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper", [DynamicView, ViewForThePartition, ViewOfAView, Work, ResultFromElsewhere]
+    "wrapper",
+    [
+        *(DynamicView, ViewForThePartition, ViewOfAView, Work, ResultFromElsewhere),
+        *(UnhashableResult, UnhashableArgument, NoMethod),
+    ],
 )
 def test_whatever_does_more_is_no_reordering(wrapper: Any) -> None:
     assert find_route(wrapper(), 2 if wrapper is DynamicView else 1, 1) is None

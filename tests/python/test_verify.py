@@ -107,6 +107,26 @@ def test_as_many_elements_may_flip_as_in_uncaptured_runs(dtype: torch.dtype) -> 
     assert not _is_plausible(flipped(1), [mask.to(dtype)] * 4)
 
 
+def test_a_nan_where_uncaptured_runs_agree_on_a_number_is_poison() -> None:
+    """However many other elements flip from run to run."""
+    torch.manual_seed(0)
+    value = torch.randn(10000)
+
+    def flipped(first: int) -> torch.Tensor:
+        sample = value.clone()
+        sample[first : first + 20] *= -1
+        return sample
+
+    runs = [flipped(100 * i) for i in range(4)]
+    assert _is_plausible(flipped(1000), runs)
+    poisoned = flipped(1000)
+    poisoned[5000] = float("nan")
+    assert not _is_plausible(poisoned, runs)
+    unsettled = flipped(1000)
+    unsettled[110] = float("nan")  # one run has another number there
+    assert _is_plausible(unsettled, runs)
+
+
 def test_infinities_and_nan_that_are_the_same_agree() -> None:
     exact = torch.randn(100)
     exact[:3] = torch.tensor([float("inf"), float("-inf"), float("nan")])

@@ -1,0 +1,21 @@
+"""PyTorch's allocator between phases that work in pieces of different sizes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+# Bytes that a graph works with, from which on it is worth a pause.
+_MUCH = 1 << 28
+
+
+def give_back(after: int) -> None:
+    """Lets the allocator give back what it keeps, if ``after`` so many bytes that matters.
+
+    Kept pieces of other sizes would add up to twice the memory that any phase needs. Never raises:
+    PyTorch may refuse it while another thread captures.
+    """
+    if after > _MUCH:
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
