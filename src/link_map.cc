@@ -1,6 +1,7 @@
-#include <iomanip>
+// Built from strings, not by streams: PyTorch's libraries carry parts of another libstdc++'s
+// streams, and a process that loads both may mix them.
+#include <algorithm>
 #include <map>
-#include <sstream>
 
 #include "pygraph/link.h"
 
@@ -37,6 +38,11 @@ std::string node_name(const Node& node) {
   return "(empty)";
 }
 
+std::string padded(std::string text, size_t width) {
+  text.resize(std::max(width, text.size()), ' ');
+  return text;
+}
+
 std::string last_use(const Symbol& symbol) {
   return symbol.last == Allocation::kNever ? "end" : std::to_string(symbol.last);
 }
@@ -47,39 +53,51 @@ std::string place_name(const LinkedGraph& linked, uint32_t region) {
   return " in input" + std::to_string(input);
 }
 
+std::string describe_place(const LinkedGraph& linked, const Symbol& symbol) {
+  std::string text;
+  if (symbol.kind == SymbolKind::kInternal) text += "+" + std::to_string(symbol.workspace_offset);
+  if (symbol.region > 0) text += place_name(linked, symbol.region);
+  if (symbol.kind == SymbolKind::kOutput && linked.donors[symbol.slot] != kNoDonor) {
+    text += "takes the place of input" + std::to_string(linked.donors[symbol.slot]);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string link_map(const LinkedGraph& linked) {
-  std::ostringstream out;
-  out << linked.recording.nodes.size() << " nodes, " << linked.relocations.size()
-      << " relocations, " << linked.symbols.size() << " symbols, workspace "
-      << linked.workspace_size << " bytes, " << linked.noise_words << " words of noise, "
-      << linked.unexplained_words << " unexplained\n\n"
-      << std::left << std::setw(14) << "symbol" << std::setw(14) << "bytes" << std::setw(8)
-      << "first" << std::setw(8) << "last"
-      << "workspace\n";
+  std::string out = std::to_string(linked.recording.nodes.size()) + " nodes, " +
+                    std::to_string(linked.relocations.size()) + " relocations, " +
+                    std::to_string(linked.symbols.size()) + " symbols, workspace " +
+                    std::to_string(linked.workspace_size) + " bytes, " +
+                    std::to_string(linked.noise_words) + " words of noise, " +
+                    std::to_string(linked.unexplained_words) + " unexplained\n\n";
+  const auto symbol_row = [&](const std::string& name, const std::string& bytes,
+                              const std::string& first, const std::string& last) {
+    out += padded(name, 14) + padded(bytes, 14) + padded(first, 8) + padded(last, 8);
+  };
+  symbol_row("symbol", "bytes", "first", "last");
+  out += "workspace\n";
   for (size_t i = 0; i < linked.symbols.size(); ++i) {
     const Symbol& symbol = linked.symbols[i];
-    out << std::setw(14) << symbol_name(symbol, i) << std::setw(14) << symbol.size << std::setw(8)
-        << symbol.first << std::setw(8) << last_use(symbol);
-    if (symbol.kind == SymbolKind::kInternal) out << "+" << symbol.workspace_offset;
-    if (symbol.region > 0) out << place_name(linked, symbol.region);
-    if (symbol.kind == SymbolKind::kOutput && linked.donors[symbol.slot] != kNoDonor) {
-      out << "takes the place of input" << linked.donors[symbol.slot];
-    }
-    out << "\n";
+    symbol_row(symbol_name(symbol, i), std::to_string(symbol.size), std::to_string(symbol.first),
+               last_use(symbol));
+    out += describe_place(linked, symbol) + "\n";
   }
-  out << "\n"
-      << std::setw(8) << "node" << std::setw(8) << "byte" << std::setw(26) << "address"
-      << "kernel\n";
+  const auto relocation_row = [&](const std::string& node, const std::string& byte,
+                                  const std::string& address, const std::string& kernel) {
+    out += padded(node, 8) + padded(byte, 8) + padded(address, 26) + kernel + "\n";
+  };
+  out += "\n";
+  relocation_row("node", "byte", "address", "kernel");
   for (const Relocation& relocation : linked.relocations) {
     const std::string target =
         symbol_name(linked.symbols[relocation.symbol], relocation.symbol) +
         (relocation.addend != 0 ? " + " + std::to_string(relocation.addend) : "");
-    out << std::setw(8) << relocation.node << std::setw(8) << relocation.offset << std::setw(26)
-        << target << node_name(linked.recording.nodes[relocation.node]) << "\n";
+    relocation_row(std::to_string(relocation.node), std::to_string(relocation.offset), target,
+                   node_name(linked.recording.nodes[relocation.node]));
   }
-  return out.str();
+  return out;
 }
 
 std::string to_dot(const LinkedGraph& linked) {
@@ -89,18 +107,17 @@ std::string to_dot(const LinkedGraph& linked) {
     text += "\\n" + std::to_string(relocation.offset) + ": " +
             symbol_name(linked.symbols[relocation.symbol], relocation.symbol);
   }
-  std::ostringstream out;
-  out << "digraph pygraph {\n  node [shape=box, fontname=monospace];\n";
+  std::string out = "digraph pygraph {\n  node [shape=box, fontname=monospace];\n";
   for (uint32_t n = 0; n < linked.recording.nodes.size(); ++n) {
-    out << "  n" << n << " [label=\"" << n << " " << node_name(linked.recording.nodes[n]) << uses[n]
-        << "\"];\n";
+    const std::string number = std::to_string(n);
+    out += "  n" + number + " [label=\"" + number + " " + node_name(linked.recording.nodes[n]) +
+           uses[n] + "\"];\n";
   }
   for (const Edge& edge : linked.recording.edges) {
-    out << "  n" << edge.from << " -> n" << edge.to
-        << (edge.data.type != 0 ? " [style=dashed]" : "") << ";\n";
+    out += "  n" + std::to_string(edge.from) + " -> n" + std::to_string(edge.to) +
+           (edge.data.type != 0 ? " [style=dashed]" : "") + ";\n";
   }
-  out << "}\n";
-  return out.str();
+  return out + "}\n";
 }
 
 }  // namespace pygraph

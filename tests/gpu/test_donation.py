@@ -60,6 +60,8 @@ def test_gradients_take_the_place_of_saved_tensors() -> None:
     (graph,) = _backward_graphs()
     assert graph.donated  # type: ignore[attr-defined]
     assert graph.donated_replays >= 4  # type: ignore[attr-defined]
+    assert "takes the place of input" in graph.link_map()  # type: ignore[attr-defined]
+    assert graph.to_dot().startswith("digraph")  # type: ignore[attr-defined]
 
 
 def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:
