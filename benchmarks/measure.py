@@ -51,11 +51,11 @@ def measure(
     torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT * len(variants)
     torch.manual_seed(0)
-    baseline = _device_mib()
+    baseline = _in_use_mib()
     module = workload.build().cuda()
     module.train(workload.mode == "training")
     inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
-    model_mib = _device_mib() - baseline
+    model_mib = _in_use_mib() - baseline
     Variant("eager", workload, module).step(inputs[0])  # loads the libraries
     ready: list[Variant] = []
     with tempfile.TemporaryDirectory() as caches:
@@ -95,7 +95,7 @@ def _prepare(
 ) -> Variant:
     """A variant that is compiled and warm, its compile time and memory noted."""
     _give_memory_back(module)
-    before = _device_mib() - model_mib
+    before = _in_use_mib() - model_mib
     others = set(runtime.partitions)
     start = time.perf_counter()
     variant = _make(name, workload, module, inputs)
@@ -130,6 +130,17 @@ def _device_mib() -> float:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**20
+
+
+def _in_use_mib() -> float:
+    """The same without what PyTorch keeps for the next tensors, which an earlier variant may have left.
+    What graphs keep for themselves counts."""
+    kept = sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if segment["segment_pool_id"] == (0, 0)
+    )
+    return _device_mib() - kept / 2**20
 
 
 def _give_memory_back(module: torch.nn.Module) -> None:

@@ -107,15 +107,26 @@ void CapturedGraph::plan_donations() {
   }
 }
 
+// A block of internal memory in an output is the output's allocation. (Such outputs do not share
+// theirs: kLargestBlock in outputs.cc is far below kLargeBlock in recording_pair.cc.)
 // Largest first: PyTorch's allocator gives the smallest free piece that fits, and cuts it, so small
 // allocations that come first would break up the pieces that large ones had in the call before.
 void CapturedGraph::plan_allocations() {
   for (uint32_t i = 0; i < outputs_.block_bytes.size(); ++i) {
     allocations_.push_back({outputs_.block_bytes[i], true, i});
   }
+  std::vector<uint32_t> block_of_slot;
+  for (const Buffer& buffer : outputs_.buffers) {
+    if (buffer.bytes > 0) block_of_slot.push_back(buffer.block);
+  }
   for (uint32_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
-    if (region.input == Region::kOwnBlock) allocations_.push_back({region.size, false, i});
+    if (region.output != Region::kNoOutput) {
+      uint64_t& bytes = allocations_[block_of_slot[region.output]].bytes;
+      bytes = std::max(bytes, region.size);
+    } else if (region.input == Region::kOwnBlock) {
+      allocations_.push_back({region.size, false, i});
+    }
   }
   std::ranges::stable_sort(allocations_, std::greater(), &Allocation::bytes);
 }
@@ -129,7 +140,8 @@ std::vector<uint32_t> CapturedGraph::donated() const {
 uint64_t CapturedGraph::block_bytes() const {
   uint64_t bytes = 0;
   for (const Region& region : linked().regions) {
-    if (region.input == Region::kOwnBlock) bytes += region.size;
+    const bool is_own = region.input == Region::kOwnBlock && region.output == Region::kNoOutput;
+    if (is_own) bytes += region.size;
   }
   return bytes;
 }
@@ -175,7 +187,7 @@ void CapturedGraph::allocate(Launch& launch, PyObject* arguments, Donations& don
     }
     const bool is_donated = launch.donated && donors_[index] != kNoArgument;
     launch.outputs[index] =
-        c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+        c10::Storage(c10::Storage::use_byte_size_t(), outputs_.block_bytes[index],
                      is_donated ? donations.take(PyList_GET_ITEM(arguments, donors_[index]))
                                 : allocator->allocate(bytes),
                      allocator, /*resizable=*/true);
@@ -193,7 +205,9 @@ void CapturedGraph::place_internal_memory(Launch& launch, uint64_t workspace) co
   for (size_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
     uint64_t& address = launch.addresses[executable_.region_slot() + i];
-    if (region.input == Region::kOwnBlock) {
+    if (region.output != Region::kNoOutput) {
+      address = launch.addresses[slot_arguments_.size() + region.output];
+    } else if (region.input == Region::kOwnBlock) {
       address = reinterpret_cast<uint64_t>(launch.regions[i].get());
     } else {
       address =

@@ -47,10 +47,11 @@ std::string last_use(const Symbol& symbol) {
   return symbol.last == Allocation::kNever ? "end" : std::to_string(symbol.last);
 }
 
-std::string place_name(const LinkedGraph& linked, uint32_t region) {
-  const uint32_t input = linked.regions[region - 1].input;
-  if (input == Region::kOwnBlock) return " in block" + std::to_string(region);
-  return " in input" + std::to_string(input);
+std::string place_name(const LinkedGraph& linked, uint32_t number) {
+  const Region& region = linked.regions[number - 1];
+  if (region.input != Region::kOwnBlock) return " in input" + std::to_string(region.input);
+  if (region.output != Region::kNoOutput) return " in output" + std::to_string(region.output);
+  return " in block" + std::to_string(number);
 }
 
 std::string describe_place(const LinkedGraph& linked, const Symbol& symbol) {

@@ -9,9 +9,9 @@
 //           |     [    C    ]
 //           +------------------> nodes
 //
-// A graph with branches, or with edges that let a kernel start before its predecessor ends
-// (programmatic dependent launch), promises less. There the allocator's own decisions are kept:
-// addresses that were shared while recording stay shared, as they are safe by stream order.
+// Lifetimes are counted in whole steps of kernels that may overlap (chain.h). A graph with branches
+// promises less. There the allocator's own decisions are kept: addresses that were shared while
+// recording stay shared, as they are safe by stream order.
 //
 // A backward frees the tensors that were saved for it one by one as it goes, and its results come
 // up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
@@ -19,43 +19,18 @@
 // output takes one over whole (its memory becomes the output's), if the input's last use comes
 // before the output's first; in the others, internal memory is placed.
 //
-// The largest allocations can get blocks of their own, with what is smaller beside and after them.
+// The largest allocations can get blocks of their own, with what is smaller beside and after them;
+// or they lie in an output that is written later.
 #include <algorithm>
 #include <functional>
 #include <span>
 
+#include "chain.h"
+#include "pack.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
 namespace {
-
-constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator: kernels may rely on it
-
-uint64_t align_up(uint64_t value) {
-  return (value + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-bool is_chain(const Recording& recording) {
-  uint32_t previous = 0;
-  uint32_t seen = 0;
-  size_t edge = 0;
-  size_t inner_edges = 0;
-  for (const Edge& e : recording.edges) inner_edges += recording.nodes[e.from].parent >= 0 ? 1 : 0;
-  for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
-    if (recording.nodes[n].parent >= 0) continue;
-    if (seen++ > 0) {
-      while (edge < recording.edges.size() &&
-             recording.nodes[recording.edges[edge].from].parent >= 0) {
-        ++edge;
-      }
-      if (edge >= recording.edges.size()) return false;
-      const Edge& e = recording.edges[edge++];
-      if (e.from != previous || e.to != n || e.data != abi::EdgeData{}) return false;
-    }
-    previous = n;
-  }
-  return recording.edges.size() - inner_edges + 1 == seen || seen == 0;
-}
 
 std::vector<uint32_t> internal_symbols(const LinkedGraph& linked) {
   std::vector<uint32_t> internals;
@@ -63,69 +38,6 @@ std::vector<uint32_t> internal_symbols(const LinkedGraph& linked) {
     if (linked.symbols[i].kind == SymbolKind::kInternal) internals.push_back(i);
   }
   return internals;
-}
-
-// A piece of memory to place symbols in, while nodes [first, last) run.
-struct Place {
-  uint64_t size;
-  uint32_t first;
-  uint32_t last;
-  std::vector<uint32_t> placed;  // symbols, sorted by offset
-};
-
-// The lowest offset in `place` that is free for the symbol's whole lifetime.
-uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
-                       const Symbol& symbol) {
-  uint64_t offset = 0;
-  for (const uint32_t other : place.placed) {
-    const Symbol& neighbour = symbols[other];
-    const bool together = symbol.first < neighbour.last && neighbour.first < symbol.last;
-    if (!together) continue;
-    if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
-    offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
-  }
-  return offset;
-}
-
-// The first of `places` that has room for the symbol, from 1 on; 0 if none has.
-uint32_t find_room(const std::vector<Symbol>& symbols, std::span<const Place> places,
-                   Symbol& symbol) {
-  for (uint32_t i = 1; i < places.size(); ++i) {
-    const Place& place = places[i];
-    if (symbol.first < place.first || symbol.last > place.last) continue;
-    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
-    if (symbol.workspace_offset + symbol.size <= place.size) return i;
-  }
-  return 0;
-}
-
-// `places`: the workspace, then one per region, small ones first. Adds regions for blocks. Sets the
-// workspace's size.
-void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
-                      uint64_t smallest_block) {
-  std::vector<Symbol>& symbols = linked.symbols;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
-  for (const uint32_t index : order) {
-    Symbol& symbol = symbols[index];
-    symbol.region = find_room(symbols, places, symbol);
-    if (symbol.region == 0 && smallest_block > 0 && symbol.size >= smallest_block) {
-      linked.regions.push_back({.input = Region::kOwnBlock, .size = symbol.size});
-      places.push_back({symbol.size, 0, Allocation::kNever, {}});
-      symbol.region = static_cast<uint32_t>(linked.regions.size());
-    }
-    Place& place = places[symbol.region];
-    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
-    if (symbol.region == 0) {
-      const uint64_t end = align_up(symbol.workspace_offset + symbol.size);
-      linked.workspace_size = std::max(linked.workspace_size, end);
-    }
-    const auto by_offset = [&](uint32_t a, uint32_t b) {
-      return symbols[a].workspace_offset < symbols[b].workspace_offset;
-    };
-    place.placed.insert(
-        std::upper_bound(place.placed.begin(), place.placed.end(), index, by_offset), index);
-  }
 }
 
 uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t> order) {
@@ -149,13 +61,30 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
   return total;
 }
 
-// The nodes that use each input and output, as lifetimes are counted.
+// Lifetimes of internal memory in whole steps. What was never freed (libraries' workspaces) is
+// needed until its last use.
+void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
+  std::vector<uint32_t> ends(linked.symbols.size(), 0);
+  for (const Relocation& relocation : linked.relocations) {
+    uint32_t& end = ends[relocation.symbol];
+    end = std::max(end, linked.recording.nodes[relocation.node].position + 1);
+  }
+  for (size_t i = 0; i < linked.symbols.size(); ++i) {
+    Symbol& symbol = linked.symbols[i];
+    if (symbol.kind != SymbolKind::kInternal) continue;
+    if (symbol.last == Allocation::kNever) symbol.last = std::max(symbol.first, ends[i]);
+    symbol.last = chain.end_of(symbol.last);
+    symbol.first = chain.begin_of(symbol.first);
+  }
+}
+
+// The nodes that use each input and output, as lifetimes are counted: in whole steps.
 struct Uses {
   std::vector<uint32_t> input_end;     // by input: one past its last use
   std::vector<uint32_t> output_begin;  // by output: its first use
 };
 
-Uses find_uses(const LinkedGraph& linked) {
+Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
   uses.output_begin.assign(linked.recording.outputs.size(), Allocation::kNever);
@@ -163,9 +92,11 @@ Uses find_uses(const LinkedGraph& linked) {
     const Symbol& symbol = linked.symbols[relocation.symbol];
     const uint32_t position = linked.recording.nodes[relocation.node].position;
     if (symbol.kind == SymbolKind::kInput) {
-      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], position + 1);
+      uses.input_end[symbol.slot] =
+          std::max(uses.input_end[symbol.slot], chain.end_of(position + 1));
     } else if (symbol.kind == SymbolKind::kOutput) {
-      uses.output_begin[symbol.slot] = std::min(uses.output_begin[symbol.slot], position);
+      uses.output_begin[symbol.slot] =
+          std::min(uses.output_begin[symbol.slot], chain.begin_of(position));
     }
   }
   return uses;
@@ -174,8 +105,7 @@ Uses find_uses(const LinkedGraph& linked) {
 // A smaller donor is not worth it: every place that moves between calls costs host time.
 constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
 
-// Outputs, largest first, take the smallest donor that fits. One that is larger by more than a
-// half would keep too much memory from being freed for as long as the output lives.
+// Outputs, largest first, take the smallest donor that fits.
 void choose_donors(LinkedGraph& linked, const Uses& uses, std::span<const DonatedInput> donated) {
   std::vector<DonatedInput> donors;
   for (const DonatedInput& input : donated) {
@@ -189,7 +119,7 @@ void choose_donors(LinkedGraph& linked, const Uses& uses, std::span<const Donate
   std::ranges::stable_sort(outputs, std::greater(), &Symbol::size);
   for (const Symbol* output : outputs) {
     const auto fits = [&](const DonatedInput& input) {
-      return input.size >= output->size && input.size / 3 <= output->size / 2 &&
+      return input.size >= output->size && is_about_as_large(input.size, output->size) &&
              uses.input_end[input.slot] <= uses.output_begin[output->slot];
     };
     const auto donor = std::ranges::find_if(donors, fits);
@@ -212,10 +142,20 @@ std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
     for (uint32_t output = 0; output < linked.donors.size(); ++output) {
       if (linked.donors[output] == host.slot) last = uses.output_begin[output];
     }
-    linked.regions.push_back({host.slot, host.size});
+    linked.regions.push_back({.input = host.slot, .size = host.size});
     places.push_back({host.size, uses.input_end[host.slot], last, {}});
   }
   return places;
+}
+
+// Outputs whose memory is free until their first use: those that do not take over an input's.
+std::vector<Host> find_hosts(const LinkedGraph& linked, const Uses& uses) {
+  std::vector<Host> hosts;
+  for (const Symbol& symbol : linked.symbols) {
+    if (symbol.kind != SymbolKind::kOutput || linked.donors[symbol.slot] != kNoDonor) continue;
+    hosts.push_back({symbol.slot, symbol.size, uses.output_begin[symbol.slot]});
+  }
+  return hosts;
 }
 
 // Regions that nothing was placed in would only cost time.
@@ -238,16 +178,19 @@ void drop_empty_regions(LinkedGraph& linked) {
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
   std::vector<uint32_t> internals = internal_symbols(linked);
   linked.donors.assign(linked.recording.outputs.size(), kNoDonor);
-  if (!is_chain(linked.recording)) {
+  const std::optional<Chain> chain = find_chain(linked.recording);
+  if (!chain) {
     linked.workspace_size = keep_recorded_layout(linked.symbols, std::move(internals));
     linked.workspace_size_if_kept = linked.workspace_size;
     return;
   }
-  const Uses uses = find_uses(linked);
+  limit_lifetimes(linked, *chain);
+  const Uses uses = find_uses(linked, *chain);
   choose_donors(linked, uses, options.donated);
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
-  pack_by_lifetime(linked, std::move(internals), std::move(places), options.smallest_block);
+  pack_by_lifetime(linked, std::move(internals), std::move(places), find_hosts(linked, uses),
+                   options.smallest_block);
   drop_empty_regions(linked);
   linked.workspace_size_if_kept = linked.workspace_size;
   for (Region& region : linked.regions) {

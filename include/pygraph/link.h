@@ -45,21 +45,24 @@ struct DonatedInput {
   uint64_t size = 0;  // bytes from its address on that may be overwritten
 };
 
-// Internal memory outside of the workspace: inside a donated input, from its last use on, or in a
-// block of its own.
+// Internal memory outside of the workspace: inside a donated input, from its last use on; in the
+// memory of an output, until its first use; or in a block of its own.
 struct Region {
   static constexpr uint32_t kOwnBlock = ~uint32_t{0};
-  uint32_t input = kOwnBlock;  // slot
-  uint64_t size = 0;
+  static constexpr uint32_t kNoOutput = ~uint32_t{0};
+  uint32_t input = kOwnBlock;   // slot
+  uint32_t output = kNoOutput;  // of a block: the slot of the output whose memory it is
+  uint64_t size = 0;            // that memory must have so many bytes, be the output smaller or not
   uint64_t fallback_offset = 0;  // in the workspace, for calls that do not donate the input
 };
 
 // How a graph may place what it needs.
 struct MemoryOptions {
   std::vector<DonatedInput> donated = {};
-  // Internal allocations of so many bytes and more get blocks of their own instead of a place in
-  // the workspace. A block has the size of the largest allocation in it, as if it had been asked
-  // for by the uncaptured program, so that it fits where that one's memory was. 0: none does.
+  // Internal allocations of so many bytes and more get blocks instead of a place in the workspace.
+  // A block is the memory of an output that is used later, or has the size of the largest
+  // allocation in it, as if it had been asked for by the uncaptured program, so that it fits where
+  // that one's memory was. 0: none does.
   uint64_t smallest_block = 0;
 };
 

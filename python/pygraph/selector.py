@@ -53,6 +53,7 @@ class Selector:
         if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
             self._start_trial(entry)
         else:
+            gpu_memory.free_library_workspaces()
             self._keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
@@ -129,7 +130,8 @@ class Selector:
         log.info(
             "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
         )
-        # What the variants that are given up have left:
+        # What the uncaptured calls have left:
+        gpu_memory.free_library_workspaces()
         gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0

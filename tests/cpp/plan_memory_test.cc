@@ -57,6 +57,19 @@ TEST(PlanMemory, MemoryUsedOneAfterTheOtherIsShared) {
   EXPECT_EQ(linked.workspace_size, 4096);
 }
 
+TEST(PlanMemory, MemoryThatWasNeverFreedIsNeededUntilItsLastUse) {
+  LinkedGraph linked = chain(6);
+  for (uint32_t n = 0; n < 6; ++n) linked.recording.nodes[n].position = n;
+  add_internal(linked, 4096, 1, Allocation::kNever);  // a library's workspace, used by 1 and 3
+  linked.relocations = {{.node = 1, .symbol = 0}, {.node = 3, .symbol = 0}};
+  add_internal(linked, 4096, 3, 4);
+  add_internal(linked, 4096, 4, 6);
+  plan_memory(linked);
+  EXPECT_EQ(linked.workspace_size, 8192);
+  EXPECT_FALSE(overlap(linked.symbols[0], linked.symbols[1]));
+  EXPECT_TRUE(overlap(linked.symbols[0], linked.symbols[2]));
+}
+
 TEST(PlanMemory, ABranchKeepsTheRecordedLayout) {
   LinkedGraph linked = chain(3);
   linked.recording.edges = {{0, 1, {}}, {0, 2, {}}};
@@ -69,9 +82,48 @@ TEST(PlanMemory, ABranchKeepsTheRecordedLayout) {
   EXPECT_EQ(linked.symbols[0].workspace_offset, linked.symbols[2].workspace_offset);
 }
 
-TEST(PlanMemory, AProgrammaticEdgeKeepsTheRecordedLayout) {
+constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .reserved = {}};
+
+TEST(PlanMemory, KernelsThatMayOverlapShareNothing) {
+  LinkedGraph linked = chain(4);
+  linked.recording.edges[0].data = kProgrammatic;  // 1 may start before 0 ends; 2 and 3 may not
+  for (uint32_t n = 0; n < 4; ++n) add_internal(linked, 4096, n, n + 1);
+  plan_memory(linked);
+  EXPECT_EQ(linked.workspace_size, 8192);
+  EXPECT_FALSE(overlap(linked.symbols[0], linked.symbols[1]));
+}
+
+TEST(PlanMemory, LifetimesAreCountedInStepsOfKernelsThatMayOverlap) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    LinkedGraph linked = chain(40);
+    std::vector<uint32_t> step(40, 0);
+    for (uint32_t n = 1; n < 40; ++n) {
+      const bool overlaps = random() % 3 == 0;
+      if (overlaps) linked.recording.edges[n - 1].data = kProgrammatic;
+      step[n] = step[n - 1] + (overlaps ? 0 : 1);
+    }
+    std::vector<Symbol> recorded;
+    for (int i = 0; i < 30; ++i) {
+      const uint32_t first = random() % 40;
+      add_internal(linked, 1 + random() % 5000, first,
+                   std::min(40U, first + 1 + static_cast<uint32_t>(random() % 10)));
+    }
+    recorded = linked.symbols;
+    plan_memory(linked);
+    for (size_t i = 0; i < recorded.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const bool together = step[recorded[i].first] <= step[recorded[j].last - 1] &&
+                              step[recorded[j].first] <= step[recorded[i].last - 1];
+        EXPECT_FALSE(together && overlap(linked.symbols[i], linked.symbols[j]));
+      }
+    }
+  }
+}
+
+TEST(PlanMemory, AnEdgeOfAnotherKindKeepsTheRecordedLayout) {
   LinkedGraph linked = chain(2);
-  linked.recording.edges[0].data.type = 1;
+  linked.recording.edges[0].data = {.from_port = 2, .to_port = 0, .type = 1, .reserved = {}};
   add_internal(linked, 4096, 0, 1, 0x10000);
   add_internal(linked, 4096, 1, 2, 0x20000);
   plan_memory(linked);
@@ -225,6 +277,57 @@ TEST(PlanMemory, BlocksHoldWhatTheyWereMadeForAndSmallerOnes) {
   }
   EXPECT_GT(blocks, 200);
   EXPECT_GT(guests, 200);
+}
+
+TEST(PlanMemory, BlocksLieInOutputsThatAreUsedLater) {
+  std::mt19937 random(1);
+  size_t in_outputs = 0;
+  size_t larger = 0;
+  for (int round = 0; round < 200; ++round) {
+    LinkedGraph linked = random_chain(random);
+    std::vector<DonatedInput> donated;
+    for (uint32_t slot = 0; slot < 10; slot += 2)
+      donated.push_back({slot, linked.symbols[2 * slot].size});
+    plan_memory(linked, {.donated = donated, .smallest_block = kMiB});
+    std::vector<uint32_t> taken;
+    for (uint32_t r = 0; r < linked.regions.size(); ++r) {
+      const Region& region = linked.regions[r];
+      if (region.output == Region::kNoOutput) continue;
+      ++in_outputs;
+      const uint64_t size = linked.symbols[2 * region.output + 1].size;
+      EXPECT_EQ(region.input, Region::kOwnBlock);
+      EXPECT_EQ(linked.donors[region.output], kNoDonor);
+      EXPECT_EQ(std::ranges::count(taken, region.output), 0);
+      taken.push_back(region.output);
+      EXPECT_GE(region.size, size);
+      EXPECT_LE(region.size, size + size / 2 + 2);
+      larger += region.size > size ? 1 : 0;
+      for (size_t i = 20; i < linked.symbols.size(); ++i) {
+        const Symbol& symbol = linked.symbols[i];
+        if (symbol.region != r + 1) continue;
+        EXPECT_LE(symbol.workspace_offset + symbol.size, region.size);
+        EXPECT_LE(symbol.last, use_of(linked, SymbolKind::kOutput, region.output).first);
+      }
+    }
+  }
+  EXPECT_GT(in_outputs, 100);
+  EXPECT_GT(larger, 10);
+}
+
+TEST(PlanMemory, ABlockLiesInTheOutputThatItWastesLeastOf) {
+  LinkedGraph linked = chain(4);
+  for (uint32_t n = 0; n < 4; ++n) linked.recording.nodes[n].position = n;
+  linked.recording.outputs.resize(3);
+  for (uint32_t slot = 0; slot < 3; ++slot) {
+    linked.symbols.push_back({SymbolKind::kOutput, slot, (3 + slot) * kMiB});
+    linked.relocations.push_back({.node = slot == 2 ? 1U : 3U, .symbol = slot});
+  }
+  add_internal(linked, 4 * kMiB, 0, 3);  // output 0 is smaller, output 2 is used meanwhile
+  plan_memory(linked, {.smallest_block = 4 * kMiB});
+  ASSERT_EQ(linked.regions.size(), 1);
+  EXPECT_EQ(linked.regions[0].output, 1);
+  EXPECT_EQ(linked.regions[0].size, 4 * kMiB);
+  EXPECT_NE(link_map(linked).find("in output1"), std::string::npos);
 }
 
 TEST(PlanMemory, LargeMemoryUsedOneAfterTheOtherSharesABlock) {

@@ -99,7 +99,9 @@ class RandomProgramTest : public DeviceTest {
     const uint64_t workspace = device.allocate(std::max<uint64_t>(size, 1));
     addresses.push_back(workspace);
     for (const Region& region : linked.regions) {
-      if (region.input == Region::kOwnBlock) {
+      if (region.output != Region::kNoOutput) {
+        addresses.push_back(addresses[kInputs + region.output]);
+      } else if (region.input == Region::kOwnBlock) {
         addresses.push_back(device.allocate(region.size));
       } else {
         addresses.push_back(donated ? inputs[region.input] : workspace + region.fallback_offset);
@@ -119,6 +121,7 @@ class RandomProgramTest : public DeviceTest {
 TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
   size_t donated_somewhere = 0;
   size_t blocks = 0;
+  size_t in_outputs = 0;
   for (unsigned seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     const Program program(seed);
@@ -129,6 +132,8 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     const auto own_blocks = std::ranges::count(linked.regions, Region::kOwnBlock,
                                                [](const Region& r) { return r.input; });
     blocks += own_blocks;
+    in_outputs += std::ranges::count_if(
+        linked.regions, [](const Region& r) { return r.output != Region::kNoOutput; });
     donated_somewhere += linked.regions.size() - own_blocks;
     donated_somewhere +=
         std::ranges::count_if(linked.donors, [](uint32_t d) { return d != kNoDonor; });
@@ -140,6 +145,7 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
   }
   EXPECT_GT(donated_somewhere, 20);
   EXPECT_GT(blocks, 20);
+  EXPECT_GT(in_outputs, 5);
 }
 
 }  // namespace

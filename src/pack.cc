@@ -1,0 +1,84 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <span>
+
+namespace pygraph {
+namespace {
+
+// The lowest offset in `place` that is free for the symbol's whole lifetime.
+uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
+                       const Symbol& symbol) {
+  uint64_t offset = 0;
+  for (const uint32_t other : place.placed) {
+    const Symbol& neighbour = symbols[other];
+    const bool together = symbol.first < neighbour.last && neighbour.first < symbol.last;
+    if (!together) continue;
+    if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
+    offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
+  }
+  return offset;
+}
+
+// The first of `places` that has room for the symbol, from 1 on; 0 if none has.
+uint32_t find_room(const std::vector<Symbol>& symbols, std::span<const Place> places,
+                   Symbol& symbol) {
+  for (uint32_t i = 1; i < places.size(); ++i) {
+    const Place& place = places[i];
+    if (symbol.first < place.first || symbol.last > place.last) continue;
+    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
+    if (symbol.workspace_offset + symbol.size <= place.size) return i;
+  }
+  return 0;
+}
+
+// Makes a block for the symbol: of its own, or in the memory of one of `hosts`, which is taken from
+// them. What wastes least of an output's memory comes first.
+Place add_block(std::vector<Region>& regions, const Symbol& symbol, std::vector<Host>& hosts) {
+  auto best = hosts.end();
+  const auto waste = [&](const Host& host) {
+    return symbol.size - std::min(symbol.size, host.size);
+  };
+  for (auto host = hosts.begin(); host != hosts.end(); ++host) {
+    if (symbol.last > host->begin || !is_about_as_large(symbol.size, host->size)) continue;
+    if (best == hosts.end() || waste(*host) < waste(*best)) best = host;
+  }
+  if (best == hosts.end()) {
+    regions.push_back({.size = symbol.size});
+    return {symbol.size, 0, Allocation::kNever, {}};
+  }
+  const Host host = *best;
+  hosts.erase(best);
+  regions.push_back({.output = host.slot, .size = std::max(symbol.size, host.size)});
+  return {regions.back().size, 0, host.begin, {}};
+}
+
+}  // namespace
+
+void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
+                      std::vector<Host> hosts, uint64_t smallest_block) {
+  std::vector<Symbol>& symbols = linked.symbols;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
+  for (const uint32_t index : order) {
+    Symbol& symbol = symbols[index];
+    symbol.region = find_room(symbols, places, symbol);
+    if (symbol.region == 0 && smallest_block > 0 && symbol.size >= smallest_block) {
+      places.push_back(add_block(linked.regions, symbol, hosts));
+      symbol.region = static_cast<uint32_t>(linked.regions.size());
+    }
+    Place& place = places[symbol.region];
+    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
+    if (symbol.region == 0) {
+      const uint64_t end = align_up(symbol.workspace_offset + symbol.size);
+      linked.workspace_size = std::max(linked.workspace_size, end);
+    }
+    const auto by_offset = [&](uint32_t a, uint32_t b) {
+      return symbols[a].workspace_offset < symbols[b].workspace_offset;
+    };
+    place.placed.insert(
+        std::upper_bound(place.placed.begin(), place.placed.end(), index, by_offset), index);
+  }
+}
+
+}  // namespace pygraph

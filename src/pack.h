@@ -1,0 +1,43 @@
+// Greedy packing of internal memory by lifetime; see plan_memory.cc.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pygraph/link.h"
+
+namespace pygraph {
+
+constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator: kernels may rely on it
+
+constexpr uint64_t align_up(uint64_t value) {
+  return (value + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// A place for something larger by more than a half would keep too much memory from being freed for
+// as long as the output lives.
+constexpr bool is_about_as_large(uint64_t place, uint64_t output) {
+  return place / 3 <= output / 2;
+}
+
+// A piece of memory to place symbols in, while nodes [first, last) run.
+struct Place {
+  uint64_t size;
+  uint32_t first;
+  uint32_t last;
+  std::vector<uint32_t> placed;  // symbols, sorted by offset
+};
+
+// An output, before its first use.
+struct Host {
+  uint32_t slot;
+  uint64_t size;
+  uint32_t begin;
+};
+
+// `places`: the workspace, then one per region, small ones first. Adds regions for blocks, some of
+// them in `hosts`. Sets the workspace's size.
+void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
+                      std::vector<Host> hosts, uint64_t smallest_block);
+
+}  // namespace pygraph
