@@ -1,6 +1,7 @@
 #include "pygraph/address_space.h"
 
 #include <algorithm>
+#include <mutex>
 #include <span>
 
 #include "pygraph/handles.h"
@@ -24,21 +25,42 @@ abi::MemoryAllocationProperties page_properties(int device) {
   return properties;
 }
 
-// Host memory for the content of a page. What small pages need is kept by the thread: faulting in
-// fresh memory takes longer than the copy, and verification does this eight times per graph.
-class HostPage {
+// Host memory through which the content of pages goes, piece by piece. Pinned, because copies from
+// and to other memory take several times as long, and verification does this eight times per graph;
+// where that cannot be had, other memory does. One for the process, kept.
+class Staging {
  public:
-  explicit HostPage(size_t bytes) {
-    thread_local std::vector<uint64_t> kept;
-    std::vector<uint64_t>& storage = bytes <= kLargestKept ? kept : own_;
-    storage.resize(std::max(storage.size(), bytes / sizeof(uint64_t)));
-    words_ = std::span(storage).first(bytes / sizeof(uint64_t));
+  explicit Staging(const Driver& driver) : lock_(mutex()) {
+    static void* pinned = nullptr;
+    if (pinned == nullptr) {
+      const RelaxedCaptureMode relaxed(driver);
+      if (driver.memory_allocate_host(&pinned, kBytes, kPortable) != abi::kSuccess) {
+        pinned = nullptr;
+      }
+    }
+    if (pinned == nullptr) pageable_.resize(kWords);
+    words_ = {pinned != nullptr ? static_cast<uint64_t*>(pinned) : pageable_.data(), kWords};
+  }
+  // For each piece of the page: its address, and as much of this memory as it is large.
+  template <typename Function>
+  void for_each_piece(uint64_t address, uint64_t size, Function&& function) const {
+    for (uint64_t offset = 0; offset < size; offset += kBytes) {
+      const uint64_t bytes = std::min(kBytes, size - offset);
+      function(address + offset, words_.first(bytes / sizeof(uint64_t)));
+    }
   }
   std::span<uint64_t> words() const { return words_; }
 
  private:
-  static constexpr size_t kLargestKept = size_t{4} << 20;
-  std::vector<uint64_t> own_;
+  static constexpr uint64_t kBytes = uint64_t{2} << 20;
+  static constexpr size_t kWords = kBytes / sizeof(uint64_t);
+  static constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE: for all devices
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  std::lock_guard<std::mutex> lock_;
+  std::vector<uint64_t> pageable_;
   std::span<uint64_t> words_;
 };
 
@@ -127,28 +149,31 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
 }
 
 void AddressSpace::poison() {
-  for (Region& region : regions_) {
+  const Staging staging(driver_);
+  for (const Region& region : regions_) {
+    std::ranges::fill(staging.words(), region.poison);
     for (const Page& page : {region.small, region.large}) {
       if (page.address == 0) continue;
-      HostPage host(page.size);
-      std::ranges::fill(host.words(), region.poison);
-      PYGRAPH_CHECK(driver_, copy_to_device(page.address, host.words().data(), page.size));
+      staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
+        PYGRAPH_CHECK(driver_, copy_to_device(address, words.data(), words.size_bytes()));
+      });
     }
   }
 }
 
 bool AddressSpace::untouched() {
+  const Staging staging(driver_);
+  uint64_t difference = 0;
   for (const Region& region : regions_) {
     for (const Page& page : {region.small, region.large}) {
       if (page.address == 0) continue;
-      HostPage host(page.size);
-      PYGRAPH_CHECK(driver_, copy_to_host(host.words().data(), page.address, page.size));
-      uint64_t difference = 0;
-      for (const uint64_t word : host.words()) difference |= word ^ region.poison;
-      if (difference != 0) return false;
+      staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
+        PYGRAPH_CHECK(driver_, copy_to_host(words.data(), address, words.size_bytes()));
+        for (const uint64_t word : words) difference |= word ^ region.poison;
+      });
     }
   }
-  return true;
+  return difference == 0;
 }
 
 }  // namespace pygraph

@@ -40,6 +40,11 @@ abi::Result memory_get_info(size_t* free, size_t* total) {
   return abi::kSuccess;
 }
 
+abi::Result memory_allocate_host(void** memory, size_t size, unsigned /*flags*/) {
+  *memory = std::malloc(size);
+  return *memory == nullptr ? abi::kOutOfMemory : abi::kSuccess;
+}
+
 abi::Result copy_to_device(abi::DevicePointer to, const void* from, size_t size) {
   std::memcpy(reinterpret_cast<void*>(to), from, size);
   return abi::kSuccess;

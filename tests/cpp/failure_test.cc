@@ -2,6 +2,7 @@
 // the failure must come out as an exception and nothing may be left behind.
 #include <map>
 
+#include "pygraph/address_space.h"
 #include "test_device.h"
 
 namespace pygraph::testing {
@@ -72,6 +73,17 @@ TEST_F(FailureTest, EveryCallMayFailAndNothingIsLeftBehind) {
 TEST_F(FailureTest, AKernelWithoutParameterInfoIsNotReplayedWrongly) {
   device.simulator().fail("cuFuncGetParamInfo", 1, abi::kInvalidValue);
   EXPECT_THROW(record_and_replay(), NotRelocatable);
+}
+
+TEST_F(FailureTest, PagesAreCheckedWithoutPinnedMemoryToo) {
+  device.simulator().fail("cuMemHostAlloc", 1, abi::kOutOfMemory);
+  AddressSpace space(driver, 0, 64 << 20, 512);
+  const uint64_t address = space.allocate(4096, 0, AddressSpace::Content::kOther);
+  space.poison();
+  EXPECT_TRUE(space.untouched());
+  const float value = 7;
+  device.write_bytes(address, &value, sizeof value);
+  EXPECT_FALSE(space.untouched());
 }
 
 TEST_F(FailureTest, OnlySomeErrorsEndTheProcess) {
