@@ -111,12 +111,13 @@ std::string to_dot(const LinkedGraph& linked) {
   std::string out = "digraph pygraph {\n  node [shape=box, fontname=monospace];\n";
   for (uint32_t n = 0; n < linked.recording.nodes.size(); ++n) {
     const std::string number = std::to_string(n);
-    out += "  n" + number + " [label=\"" + number + " " + node_name(linked.recording.nodes[n]) +
-           uses[n] + "\"];\n";
+    out.append("  n").append(number).append(" [label=\"").append(number).append(" ");
+    out.append(node_name(linked.recording.nodes[n])).append(uses[n]).append("\"];\n");
   }
   for (const Edge& edge : linked.recording.edges) {
-    out += "  n" + std::to_string(edge.from) + " -> n" + std::to_string(edge.to) +
-           (edge.data.type != 0 ? " [style=dashed]" : "") + ";\n";
+    out.append("  n").append(std::to_string(edge.from));
+    out.append(" -> n").append(std::to_string(edge.to));
+    out.append(edge.data.type != 0 ? " [style=dashed];\n" : ";\n");
   }
   return out + "}\n";
 }
