@@ -104,6 +104,21 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
     assert "hand-made graph failed" in capsys.readouterr().out
 
 
+def test_what_an_earlier_variant_left_in_the_allocator_is_not_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mib = 1 << 20
+    segments = [
+        {"total_size": 20 * mib, "allocated_size": 12 * mib, "segment_pool_id": (0, 0)},
+        {"total_size": 50 * mib, "allocated_size": 0, "segment_pool_id": (0, 1)},  # a graph's own
+    ]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 * mib, 100 * mib))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert measure._device_mib() == 70
+    assert measure._in_use_mib() == 62
+
+
 _WORKER = """
 import pathlib, sys, time
 from benchmarks.lanes import wait_for_turn

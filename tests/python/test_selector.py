@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import decisions, runtime, selector
+from pygraph import decisions, gpu_memory, runtime, selector
 from pygraph.entry import Entry, State
 from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample
 from pygraph.selector import Selector
@@ -60,6 +60,7 @@ class _World:
         self.disk: dict[str, Decision] = {}
         self.without_graph: list[int] = []
         self.removed: list[Any] = []
+        self.workspaces_freed = 0
         engine = SimpleNamespace(
             WorkspaceBusy=_Busy,
             add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
@@ -68,11 +69,15 @@ class _World:
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)
         monkeypatch.setattr(selector, "timed", self._timed)
+        monkeypatch.setattr(gpu_memory, "free_library_workspaces", self._free_workspaces)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         monkeypatch.setattr(decisions, "key_of", lambda program, key, device: "key")
         monkeypatch.setattr(decisions, "load", self.disk.get)
         monkeypatch.setattr(decisions, "save", self.disk.__setitem__)
         monkeypatch.setattr(decisions, "forget", lambda key: self.disk.pop(key, None))
+
+    def _free_workspaces(self) -> None:
+        self.workspaces_freed += 1
 
     def _timed(self, run: Callable[[], list[Any]], sleep: float) -> tuple[list[Any], Sample]:
         result = run()
@@ -112,6 +117,7 @@ def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: _World) -> No
     assert entry.state is State.CAPTURED
     assert partition.kept == [(entry.graph, selector._CALLS_PER_LOOK)]
     assert world.disk["key"].selected == REPLAYED
+    assert world.workspaces_freed == 1  # of the uncaptured calls, after the trial
 
 
 def test_a_graph_that_loses_is_given_up(world: _World) -> None:
@@ -126,6 +132,7 @@ def test_a_graph_that_loses_is_given_up(world: _World) -> None:
 def test_without_auto_nothing_is_tried(world: _World, mode: str) -> None:
     partition, _, entry = _captured(mode)
     assert partition.kept == [(entry.graph, 0)]
+    assert world.workspaces_freed == 1
     assert world.disk == {}
     fresh = Entry()
     Selector(partition, mode).recall(b"other", fresh)  # type: ignore[arg-type]
