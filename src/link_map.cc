@@ -1,5 +1,5 @@
-// Built from strings: with standard streams, printing a map crashed beside PyTorch's CUDA build, whose
-// libraries export parts of another libstdc++'s streams.
+// Built from strings: with standard streams, printing a map crashed beside PyTorch's CUDA build,
+// whose libraries export parts of another libstdc++'s streams.
 #include <algorithm>
 #include <map>
 
