@@ -17,14 +17,14 @@ namespace pygraph {
 // step starts, every node of the ones before has ended: the capture leaves it with one edge, from
 // the last of them, and everything that frees memory in stream order, PyTorch's allocator among it,
 // relies on a stream's work being complete where its last kernel is.
+//
+// So whatever begins at a node begins, for those that ended before it, with that node's step.
 struct Chain {
   std::vector<uint32_t> step_begin;  // by position: the first node of its step
-  std::vector<uint32_t> step_end;    // one past the last
 
-  // A lifetime in whole steps: from the first node that runs when `first` does, to one past the
-  // last that runs when node `last - 1` does.
-  uint32_t begin_of(uint32_t first) const;
-  uint32_t end_of(uint32_t last) const;
+  uint32_t begin_of(uint32_t first) const {
+    return first < step_begin.size() ? step_begin[first] : first;
+  }
 };
 
 // None if the graph has branches, or edges of another kind.

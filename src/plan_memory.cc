@@ -9,9 +9,9 @@
 //           |     [    C    ]
 //           +------------------> nodes
 //
-// Lifetimes are counted in whole steps of kernels that may overlap (chain.h). A graph with branches
-// promises less. There the allocator's own decisions are kept: addresses that were shared while
-// recording stay shared, as they are safe by stream order.
+// Where kernels may overlap, lifetimes begin with the step that they begin in (chain.h). A graph
+// with branches promises less. There the allocator's own decisions are kept: addresses that were
+// shared while recording stay shared, as they are safe by stream order.
 //
 // A backward frees the tensors that were saved for it one by one as it goes, and its results come
 // up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
@@ -61,8 +61,8 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
   return total;
 }
 
-// Lifetimes of internal memory in whole steps. What was never freed (libraries' workspaces) is
-// needed until its last use.
+// Internal memory begins with its step. What was never freed (libraries' workspaces) is needed
+// until its last use.
 void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
   std::vector<uint32_t> ends(linked.symbols.size(), 0);
   for (const Relocation& relocation : linked.relocations) {
@@ -73,15 +73,14 @@ void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
     Symbol& symbol = linked.symbols[i];
     if (symbol.kind != SymbolKind::kInternal) continue;
     if (symbol.last == Allocation::kNever) symbol.last = std::max(symbol.first, ends[i]);
-    symbol.last = chain.end_of(symbol.last);
     symbol.first = chain.begin_of(symbol.first);
   }
 }
 
-// The nodes that use each input and output, as lifetimes are counted: in whole steps.
+// The nodes that use each input and output, as lifetimes are counted.
 struct Uses {
   std::vector<uint32_t> input_end;     // by input: one past its last use
-  std::vector<uint32_t> output_begin;  // by output: its first use
+  std::vector<uint32_t> output_begin;  // by output: the step of its first use
 };
 
 Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
@@ -92,8 +91,7 @@ Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
     const Symbol& symbol = linked.symbols[relocation.symbol];
     const uint32_t position = linked.recording.nodes[relocation.node].position;
     if (symbol.kind == SymbolKind::kInput) {
-      uses.input_end[symbol.slot] =
-          std::max(uses.input_end[symbol.slot], chain.end_of(position + 1));
+      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], position + 1);
     } else if (symbol.kind == SymbolKind::kOutput) {
       uses.output_begin[symbol.slot] =
           std::min(uses.output_begin[symbol.slot], chain.begin_of(position));

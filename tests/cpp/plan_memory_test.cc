@@ -314,6 +314,44 @@ TEST(PlanMemory, BlocksLieInOutputsThatAreUsedLater) {
   EXPECT_GT(larger, 10);
 }
 
+// Input 0 is used by node 0, output 0 by node 1, and internal memory by each of them.
+LinkedGraph one_after_the_other(const abi::EdgeData& edge) {
+  LinkedGraph linked = chain(2);
+  linked.recording.nodes[1].position = 1;
+  linked.recording.edges[0].data = edge;
+  linked.recording.inputs.resize(1);
+  linked.recording.outputs.resize(1);
+  linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
+  linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
+  linked.relocations = {{.node = 0, .symbol = 0}, {.node = 1, .symbol = 1}};
+  add_internal(linked, 3 * kMiB, 0, 1);
+  add_internal(linked, 2 * kMiB, 1, 2);
+  return linked;
+}
+
+TEST(PlanMemory, AnOutputTakesOverNothingThatAKernelBesideItUses) {
+  const MemoryOptions donated{.donated = {{0, 4 * kMiB}}};
+  LinkedGraph serial = one_after_the_other({});
+  plan_memory(serial, donated);
+  EXPECT_EQ(serial.donors[0], 0);
+  LinkedGraph overlapping = one_after_the_other(kProgrammatic);
+  plan_memory(overlapping, donated);
+  EXPECT_EQ(overlapping.donors[0], kNoDonor);
+  EXPECT_EQ(overlapping.symbols[3].region, 0);  // nor is it in the input
+}
+
+TEST(PlanMemory, NoBlockLiesInAnOutputThatAKernelBesideItUses) {
+  const MemoryOptions blocks{.smallest_block = 3 * kMiB};
+  LinkedGraph serial = one_after_the_other({});
+  plan_memory(serial, blocks);
+  ASSERT_EQ(serial.regions.size(), 1);
+  EXPECT_EQ(serial.regions[0].output, 0);
+  LinkedGraph overlapping = one_after_the_other(kProgrammatic);
+  plan_memory(overlapping, blocks);
+  ASSERT_EQ(overlapping.regions.size(), 1);
+  EXPECT_EQ(overlapping.regions[0].output, Region::kNoOutput);
+}
+
 TEST(PlanMemory, ABlockLiesInTheOutputThatItWastesLeastOf) {
   LinkedGraph linked = chain(4);
   for (uint32_t n = 0; n < 4; ++n) linked.recording.nodes[n].position = n;
