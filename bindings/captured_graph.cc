@@ -94,16 +94,12 @@ void CapturedGraph::plan_donations() {
   for (const Region& region : linked().regions) {
     if (region.input != Region::kOwnBlock) add(region.input, region.size);
   }
-  std::vector<uint32_t> buffers_in(outputs_.block_bytes.size(), 0);
-  for (const Buffer& buffer : outputs_.buffers) ++buffers_in[buffer.block];
   donors_.assign(outputs_.block_bytes.size(), kNoArgument);
-  uint32_t slot = 0;
-  for (const Buffer& buffer : outputs_.buffers) {
-    if (buffer.bytes == 0) continue;
-    const uint32_t donor = linked().donors[slot++];
-    if (donor == kNoDonor || buffers_in[buffer.block] > 1) continue;
-    add(donor, buffer.bytes);
-    donors_[buffer.block] = slot_arguments_[donor];
+  for (size_t block = 0; block < donors_.size(); ++block) {
+    const uint32_t donor = outputs_.block_donors[block];
+    if (donor == Donor::kNone) continue;
+    add(donor, outputs_.block_bytes[block]);
+    donors_[block] = slot_arguments_[donor];
   }
 }
 
@@ -115,14 +111,11 @@ void CapturedGraph::plan_allocations() {
   for (uint32_t i = 0; i < outputs_.block_bytes.size(); ++i) {
     allocations_.push_back({outputs_.block_bytes[i], true, i});
   }
-  std::vector<uint32_t> block_of_slot;
-  for (const Buffer& buffer : outputs_.buffers) {
-    if (buffer.bytes > 0) block_of_slot.push_back(buffer.block);
-  }
+  const std::vector<const Buffer*> slots = output_slots(outputs_);
   for (uint32_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
     if (region.output != Region::kNoOutput) {
-      uint64_t& bytes = allocations_[block_of_slot[region.output]].bytes;
+      uint64_t& bytes = allocations_[slots[region.output]->block].bytes;
       bytes = std::max(bytes, region.size);
     } else if (region.input == Region::kOwnBlock) {
       allocations_.push_back({region.size, false, i});

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
 
 #include "torch_cuda.h"
 
@@ -16,6 +19,10 @@ GraphedCallable* as_callable(PyObject* object) {
 }
 
 std::atomic<bool> g_paused = false;
+
+c10::Device device_of(const GraphedCallable& callable) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device)};
+}
 
 constexpr size_t kMostWithoutGraph = 256;  // more of them ask at every call
 
@@ -49,6 +56,26 @@ PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holde
   return nullptr;
 }
 
+size_t hash_of(std::string_view signature) {
+  return std::hash<std::string_view>{}(signature);
+}
+
+// Whether the call is one that waits: it was made then, with this result.
+std::optional<PyObject*> try_waiting(GraphedCallable& callable, PyObject* arguments) {
+  if (callable.waiting->empty()) return std::nullopt;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const size_t hash = hash_of(signature_of(arguments, device_of(callable)));
+  if (!callable.waiting->contains(hash)) return std::nullopt;
+  PyObject* outputs = PyObject_CallOneArg(callable.uncaptured, arguments);
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  const auto left = callable.waiting->find(hash);  // again: the call may have changed the map
+  if (left != callable.waiting->end() && (left->second -= taken.count()) <= 0) {
+    callable.waiting->erase(left);
+  }
+  return outputs;
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   if (PyVectorcall_NARGS(nargsf) != 1 || kwnames != nullptr || !PyList_Check(args[0])) {
     PyErr_SetString(PyExc_TypeError, "a graphed callable takes one argument: the argument list");
@@ -62,6 +89,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     case ReplayStatus::kUncaptured:
       return PyObject_CallOneArg(callable->uncaptured, args[0]);
     case ReplayStatus::kNoMatch:
+      if (const auto outputs = try_waiting(*callable, args[0])) return *outputs;
       return PyObject_CallOneArg(callable->miss, args[0]);
     case ReplayStatus::kError:
       break;
@@ -76,6 +104,7 @@ void dealloc(PyObject* self) {
   Py_CLEAR(callable->miss);
   delete callable->graphs;
   delete callable->without_graph;
+  delete callable->waiting;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -136,7 +165,7 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   }
   // Dispatch modes must see the operators.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
-  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device));
+  const c10::Device device = device_of(callable);
   if (Decided* decided = find(*callable.graphs, arguments, device)) {
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
@@ -173,6 +202,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   callable->device = device;
   callable->graphs = new std::vector<Decided>;
   callable->without_graph = new std::vector<Decided>;
+  callable->waiting = new std::unordered_map<size_t, double>;
   PyObject_GC_Track(callable);
   return reinterpret_cast<PyObject*>(callable);
 }
@@ -197,8 +227,7 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
 }
 
 void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look) {
-  const auto index = static_cast<c10::DeviceIndex>(as_callable(callable)->device);
-  const c10::Device device(c10::kCUDA, index);
+  const c10::Device device = device_of(*as_callable(callable));
   auto& decided = *as_callable(callable)->without_graph;
   std::erase_if(decided, [&](const Decided& old) { return old.matches(arguments, device); });
   std::vector<Argument> described = describe_arguments(arguments, device);
@@ -213,9 +242,24 @@ void clear_without_graph(PyObject* callable) {
   as_callable(callable)->without_graph->clear();
 }
 
+void wait(PyObject* callable, std::string_view signature, double seconds) {
+  as_callable(callable)->waiting->insert_or_assign(hash_of(signature), seconds);
+}
+
+double waiting_seconds(PyObject* callable, std::string_view signature) {
+  const auto& waiting = *as_callable(callable)->waiting;
+  const auto left = waiting.find(hash_of(signature));
+  return left == waiting.end() ? 0 : left->second;
+}
+
+void clear_waiting(PyObject* callable) {
+  as_callable(callable)->waiting->clear();
+}
+
 void clear_decided(PyObject* callable) {
   as_callable(callable)->graphs->clear();
   clear_without_graph(callable);
+  clear_waiting(callable);
 }
 
 void pause_replays(bool paused) {

@@ -9,6 +9,8 @@
 #include <structmember.h>
 
 #include <memory>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,9 @@ struct GraphedCallable {
   // Each most recently used first.
   std::vector<Decided>* graphs;
   std::vector<Decided>* without_graph;
+  // By hash of the signature: seconds of host time that calls like this still run uncaptured for,
+  // before anything is asked.
+  std::unordered_map<size_t, double>* waiting;
 };
 
 // Creates the type; null with a Python error set on failure.
@@ -71,6 +76,13 @@ void remove_graph(PyObject* callable, const CapturedGraph* graph);
 // Lets calls with arguments like these run uncaptured without asking, until a look is due.
 void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look);
 void clear_without_graph(PyObject* callable);
+// Lets calls of this signature (as of signature_of) run uncaptured without asking, until they have
+// taken `seconds` of host time. Two signatures of one hash would share the time, which does no
+// harm.
+void wait(PyObject* callable, std::string_view signature, double seconds);
+// What is left of that time; 0 if there is none.
+double waiting_seconds(PyObject* callable, std::string_view signature);
+void clear_waiting(PyObject* callable);
 // Forgets all decisions.
 void clear_decided(PyObject* callable);
 

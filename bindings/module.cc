@@ -136,6 +136,13 @@ void bind_graphed_callable(py::module_& m) {
   m.def("pause", &pause_replays);
   m.def("clear_without_graph",
         [](const py::object& callable) { clear_without_graph(callable.ptr()); });
+  m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {
+    wait(callable.ptr(), std::string_view(signature), seconds);
+  });
+  m.def("waiting_seconds", [](const py::object& callable, const py::bytes& signature) {
+    return waiting_seconds(callable.ptr(), std::string_view(signature));
+  });
+  m.def("clear_waiting", [](const py::object& callable) { clear_waiting(callable.ptr()); });
   m.def("clear_decided", [](const py::object& callable) { clear_decided(callable.ptr()); });
 }
 

@@ -2,7 +2,9 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #include "arguments.h"
 
@@ -49,6 +51,18 @@ void describe_layout(const at::Tensor& tensor, int64_t base_offset, Output& outp
   output.dtype = tensor.dtype();
   output.byte_offset =
       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) - base_offset;
+}
+
+// By buffer: whether no output but those at `positions` is on it.
+std::vector<uint8_t> used_only_at(const OutputPlan& plan, const std::vector<uint32_t>& positions) {
+  std::vector<uint8_t> is_listed(plan.outputs.size(), 0);
+  for (const uint32_t position : positions) is_listed.at(position) = 1;
+  std::vector<uint8_t> result(plan.buffers.size(), 1);
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    const Output& output = plan.outputs[i];
+    if (output.kind == OutputKind::kFresh && is_listed[i] == 0) result[output.source] = 0;
+  }
+  return result;
 }
 
 at::Tensor make_view(const Output& output, PyObject* arguments) {
@@ -119,6 +133,7 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
         if (is_new) {
           plan.buffers.push_back({tensor.storage().nbytes(), address, next});
           plan.block_bytes.push_back(tensor.storage().nbytes());
+          plan.block_donors.push_back(Donor::kNone);
         }
         output.kind = OutputKind::kFresh;
         output.source = entry->second;
@@ -134,13 +149,7 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
 }
 
 void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
-  std::vector<uint8_t> may_share_output(plan.outputs.size(), 0);
-  for (const uint32_t position : positions) may_share_output.at(position) = 1;
-  std::vector<uint8_t> may_share(plan.buffers.size(), 1);
-  for (size_t i = 0; i < plan.outputs.size(); ++i) {
-    const Output& output = plan.outputs[i];
-    if (output.kind == OutputKind::kFresh && may_share_output[i] == 0) may_share[output.source] = 0;
-  }
+  const std::vector<uint8_t> may_share = used_only_at(plan, positions);
   plan.block_bytes.clear();
   constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t shared = kNone;  // the block that is being filled
@@ -159,6 +168,53 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
     buffer.block = shared;
     buffer.offset = plan.block_bytes[shared];
     plan.block_bytes[shared] += align_up(buffer.bytes);
+  }
+  plan.block_donors.assign(plan.block_bytes.size(), Donor::kNone);
+}
+
+std::vector<const Buffer*> output_slots(const OutputPlan& plan) {
+  std::vector<const Buffer*> slots;
+  for (const Buffer& buffer : plan.buffers) {
+    if (buffer.bytes > 0) slots.push_back(&buffer);
+  }
+  return slots;
+}
+
+std::vector<uint32_t> sharing_slots(const OutputPlan& plan,
+                                    const std::vector<uint32_t>& positions) {
+  const std::vector<uint8_t> may_share = used_only_at(plan, positions);
+  std::vector<uint32_t> slots;
+  uint32_t slot = 0;
+  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+    if (plan.buffers[i].bytes == 0) continue;
+    if (may_share[i] != 0) slots.push_back(slot);
+    ++slot;
+  }
+  return slots;
+}
+
+void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
+  const std::vector<uint64_t> old_bytes = std::exchange(plan.block_bytes, {});
+  plan.block_donors.clear();
+  std::vector<uint32_t> buffers_in(old_bytes.size(), 0);
+  for (const Buffer& buffer : plan.buffers) ++buffers_in[buffer.block];
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> blocks;  // by donor, or else by old number
+  uint32_t slot = 0;
+  for (Buffer& buffer : plan.buffers) {
+    Donor donor = buffer.bytes > 0 ? donors[slot++] : Donor{};
+    if (buffers_in[buffer.block] > 1) donor = {};  // small ones; their memory is one already
+    const std::pair key(donor.input, donor ? 0 : buffer.block);
+    const auto next = static_cast<uint32_t>(plan.block_bytes.size());
+    const auto [entry, is_new] = blocks.emplace(key, next);
+    if (is_new) {
+      plan.block_bytes.push_back(donor ? 0 : old_bytes[buffer.block]);
+      plan.block_donors.push_back(donor.input);
+    }
+    buffer.block = entry->second;
+    if (!donor) continue;
+    buffer.offset = donor.offset;
+    uint64_t& bytes = plan.block_bytes[buffer.block];
+    bytes = std::max(bytes, buffer.offset + buffer.bytes);
   }
 }
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pygraph/recording.h"
+#include "pygraph/link.h"
 
 namespace pygraph {
 
@@ -49,6 +49,8 @@ struct OutputPlan {
   std::vector<Output> outputs;
   std::vector<Buffer> buffers;
   std::vector<uint64_t> block_bytes;  // one storage each, which a replay allocates; by block
+  // By block: the slot of the donated input whose memory it takes over, or Donor::kNone.
+  std::vector<uint32_t> block_donors;
   std::vector<PyObject*> persistent;  // by output; owned references, null where unused
   bool is_tuple = false;
 
@@ -62,7 +64,8 @@ struct OutputPlan {
 };
 
 // `returned` is the list or tuple the function returned, `stand_ins` its argument list, and `space`
-// the range of the recording's stand-in addresses. Each buffer gets a block of its own.
+// the range of the recording's stand-in addresses. Each buffer gets a block of its own, without a
+// donor.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
 // Lays small buffers together in blocks of up to 1 MiB, where only outputs at `positions` use them:
@@ -73,6 +76,16 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 // A block is one storage, of which the tensors are views, so that Tensor.record_stream holds for
 // all of it.
 void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions);
+
+// The buffers that fresh memory is needed for at each call, by slot as the engine counts outputs.
+std::vector<const Buffer*> output_slots(const OutputPlan& plan);
+
+// The slots of buffers that only outputs at `positions` use.
+std::vector<uint32_t> sharing_slots(const OutputPlan& plan, const std::vector<uint32_t>& positions);
+
+// Gives blocks their donors (by slot), after share_blocks(). Buffers side by side in one donor
+// become one block.
+void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors);
 
 // A tensor on `storage`; sizes and strides in elements, `byte_offset` from the storage's start.
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,

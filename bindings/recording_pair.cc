@@ -83,8 +83,8 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
-  for (const Buffer& buffer : outputs_[index]->buffers) {
-    if (buffer.bytes > 0) recording.outputs.push_back(buffer.address);
+  for (const Buffer* buffer : output_slots(*outputs_[index])) {
+    recording.outputs.push_back(buffer->address);
   }
   random_ = std::move(random);
   if (index == 1) {
@@ -130,8 +130,11 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
                                                    const std::vector<uint32_t>& donated) {
   outputs_[0]->check_equal(*outputs_[1]);
   share_blocks(*outputs_[1], sharing);
-  const MemoryOptions memory{.donated = donated_inputs(donated), .smallest_block = kLargeBlock};
+  const MemoryOptions memory{.donated = donated_inputs(donated),
+                             .sharing = sharing_slots(*outputs_[1], sharing),
+                             .smallest_block = kLargeBlock};
   LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), memory);
+  take_over_donors(*outputs_[1], linked.donors);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
                                          random_, std::move(graph_), std::move(linked));
 }

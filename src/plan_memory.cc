@@ -16,16 +16,16 @@
 // A backward frees the tensors that were saved for it one by one as it goes, and its results come
 // up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
 // it starts, so without more it would need both. Hence donated inputs of a chain serve twice: an
-// output takes one over whole (its memory becomes the output's), if the input's last use comes
-// before the output's first; in the others, internal memory is placed.
+// output, or several side by side, takes one over (its memory becomes theirs), if the input's last
+// use comes before their first; in the others, internal memory is placed.
 //
 // The largest allocations can get blocks of their own, with what is smaller beside and after them;
 // or they lie in an output that is written later.
 #include <algorithm>
-#include <functional>
 #include <span>
 
 #include "chain.h"
+#include "donors.h"
 #include "pack.h"
 #include "pygraph/link.h"
 
@@ -77,12 +77,6 @@ void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
   }
 }
 
-// The nodes that use each input and output, as lifetimes are counted.
-struct Uses {
-  std::vector<uint32_t> input_end;     // by input: one past its last use
-  std::vector<uint32_t> output_begin;  // by output: the step of its first use
-};
-
 Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
@@ -100,34 +94,7 @@ Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
   return uses;
 }
 
-// A smaller donor is not worth it: every place that moves between calls costs host time.
-constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
-
-// Outputs, largest first, take the smallest donor that fits.
-void choose_donors(LinkedGraph& linked, const Uses& uses, std::span<const DonatedInput> donated) {
-  std::vector<DonatedInput> donors;
-  for (const DonatedInput& input : donated) {
-    if (input.size >= kSmallestDonation) donors.push_back(input);
-  }
-  std::ranges::stable_sort(donors, {}, &DonatedInput::size);
-  std::vector<const Symbol*> outputs;
-  for (const Symbol& symbol : linked.symbols) {
-    if (symbol.kind == SymbolKind::kOutput) outputs.push_back(&symbol);
-  }
-  std::ranges::stable_sort(outputs, std::greater(), &Symbol::size);
-  for (const Symbol* output : outputs) {
-    const auto fits = [&](const DonatedInput& input) {
-      return input.size >= output->size && is_about_as_large(input.size, output->size) &&
-             uses.input_end[input.slot] <= uses.output_begin[output->slot];
-    };
-    const auto donor = std::ranges::find_if(donors, fits);
-    if (donor == donors.end()) continue;
-    linked.donors[output->slot] = donor->slot;
-    donors.erase(donor);
-  }
-}
-
-// A region in every donated input that is large enough, from its last use to its next owner's
+// A region in every donated input that is large enough, from its last use to its next owners'
 // first.
 std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
                                 std::span<const DonatedInput> donated) {
@@ -138,7 +105,8 @@ std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
     if (host.size < kSmallestDonation) continue;
     uint32_t last = Allocation::kNever;
     for (uint32_t output = 0; output < linked.donors.size(); ++output) {
-      if (linked.donors[output] == host.slot) last = uses.output_begin[output];
+      if (linked.donors[output].input != host.slot) continue;
+      last = std::min(last, uses.output_begin[output]);
     }
     linked.regions.push_back({.input = host.slot, .size = host.size});
     places.push_back({host.size, uses.input_end[host.slot], last, {}});
@@ -150,7 +118,7 @@ std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
 std::vector<Host> find_hosts(const LinkedGraph& linked, const Uses& uses) {
   std::vector<Host> hosts;
   for (const Symbol& symbol : linked.symbols) {
-    if (symbol.kind != SymbolKind::kOutput || linked.donors[symbol.slot] != kNoDonor) continue;
+    if (symbol.kind != SymbolKind::kOutput || linked.donors[symbol.slot]) continue;
     hosts.push_back({symbol.slot, symbol.size, uses.output_begin[symbol.slot]});
   }
   return hosts;
@@ -175,7 +143,7 @@ void drop_empty_regions(LinkedGraph& linked) {
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
   std::vector<uint32_t> internals = internal_symbols(linked);
-  linked.donors.assign(linked.recording.outputs.size(), kNoDonor);
+  linked.donors.assign(linked.recording.outputs.size(), {});
   const std::optional<Chain> chain = find_chain(linked.recording);
   if (!chain) {
     linked.workspace_size = keep_recorded_layout(linked.symbols, std::move(internals));
@@ -184,7 +152,7 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
   }
   limit_lifetimes(linked, *chain);
   const Uses uses = find_uses(linked, *chain);
-  choose_donors(linked, uses, options.donated);
+  choose_donors(linked, uses, options);
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
   pack_by_lifetime(linked, std::move(internals), std::move(places), find_hosts(linked, uses),

@@ -59,6 +59,8 @@ struct Region {
 // How a graph may place what it needs.
 struct MemoryOptions {
   std::vector<DonatedInput> donated = {};
+  // Outputs, by slot, that may lie side by side in one donated input and keep each other's memory.
+  std::vector<uint32_t> sharing = {};
   // Internal allocations of so many bytes and more get blocks instead of a place in the workspace.
   // A block is the memory of an output that is used later, or has the size of the largest
   // allocation in it, as if it had been asked for by the uncaptured program, so that it fits where
@@ -73,7 +75,15 @@ struct Relocation {
   uint64_t addend = 0;
 };
 
-constexpr uint32_t kNoDonor = ~uint32_t{0};
+// The place of an output in a donated input: that input's last use comes before the output's first,
+// and what is placed there fills at least two thirds of it.
+struct Donor {
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  uint32_t input = kNone;  // slot
+  uint64_t offset = 0;     // in bytes; 0 for an output that has the input for itself
+  explicit operator bool() const { return input != kNone; }
+  bool operator==(const Donor&) const = default;
+};
 
 struct LinkedGraph {
   Recording recording;  // the second one; its graph is the one to instantiate
@@ -83,10 +93,8 @@ struct LinkedGraph {
   uint64_t workspace_size = 0;
   uint64_t workspace_size_if_kept = 0;
   std::vector<Region> regions;
-  // By output slot: the donated input that it can take the place of, or kNoDonor. That input's last
-  // use comes before the output's first, and its memory is not much larger.
-  std::vector<uint32_t> donors;
-  uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
+  std::vector<Donor> donors;  // by output slot
+  uint32_t noise_words = 0;   // differing words that are no addresses (uninitialised padding)
   // Words that differ, belong to no symbol, and yet are addresses of device memory: padding with
   // leftovers of the allocator, or addresses that PyGraph does not understand. They point at
   // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins

@@ -53,12 +53,10 @@ class Entry:
     state: State = State.UNCAPTURED
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
-    has_numbers: bool = False  # among the arguments
     pending: Pending | None = None  # until the next call has looked closer
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
-    uncaptured_seconds: float = 0.0  # host time of the uncaptured calls after the first
-    last_seconds: float = 0.0  # of the last one that was timed
+    waits_seconds: float = 0.0  # host time that uncaptured calls take before a recording
     executable_bytes: int = 0
     trial: Trial | None = None  # while measuring
     decision: Decision | None = None

@@ -8,7 +8,9 @@ Per signature of the arguments (shapes, strides, dtypes, integers, alignment cla
     then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
              whether the times still are what they were
 
-Whatever goes wrong in call 1 leaves the signature uncaptured for good, with the reason kept.
+Where shapes vary, calls first wait: the engine runs them uncaptured until they have cost as much as a
+recording (recording_policy.py). Whatever goes wrong in call 1 leaves the signature uncaptured for good,
+with the reason kept.
 """
 
 from __future__ import annotations
@@ -38,8 +40,6 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
-# So many uncaptured calls of a signature are left to the engine at a time.
-_FEWEST_UNSEEN, _MOST_UNSEEN = 4, 1000
 
 
 class Partition:
@@ -100,31 +100,31 @@ class Partition:
             return self.uncaptured(args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
-        is_due = entry.pending is not None or self._policy.is_worth_recording(entry)
-        if entry.state is State.UNCAPTURED and is_due:
+        if entry.state is State.UNCAPTURED:
+            if entry.pending is None and self._wait(key, entry, args):
+                return self.uncaptured(args)
             self._selector.recall(key, entry)
             if entry.state is State.UNCAPTURED:
                 return self._capture(entry, args)
-        if entry.state is not State.UNCAPTURED:
-            return self._selector.look(key, entry, args)
-        return self._wait(entry, args)
+        return self._selector.look(key, entry, args)
 
-    def _wait(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """An uncaptured call of a signature that is not worth a recording yet.
+    def _wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
+        """Leaves calls that are not worth a recording yet to the engine. False if they are."""
+        # The compiler puts integers last.
+        has_numbers = any(isinstance(arg, int) for arg in reversed(args))
+        seconds = self._policy.seconds_to_wait(has_numbers)
+        if seconds <= entry.waits_seconds:
+            return False
+        runtime.engine().wait(self.callable, key, seconds - entry.waits_seconds)
+        entry.waits_seconds = seconds
+        return True
 
-        From its third call on it is known how many such calls that takes; the engine makes them
-        without coming here each time.
-        """
-        if entry.last_seconds > 0:
-            calls = min(self._policy.calls_until_worth(entry, entry.last_seconds), _MOST_UNSEEN)
-            if calls >= _FEWEST_UNSEEN:
-                runtime.engine().add_without_graph(self.callable, args, calls)
-                entry.uncaptured_seconds += calls * entry.last_seconds
-        start = time.perf_counter()
-        outputs = self.uncaptured(args)
-        entry.last_seconds = time.perf_counter() - start
-        entry.uncaptured_seconds += entry.last_seconds
-        return outputs
+    def is_waiting(self, key: bytes, entry: Entry) -> bool:
+        """Whether the signature was called more than once and is still to be recorded, or on trial."""
+        if entry.state is State.MEASURING:
+            return True
+        left = runtime.engine().waiting_seconds(self.callable, key)
+        return entry.state is State.UNCAPTURED and left < entry.waits_seconds
 
     def keep(self, graph: Any, calls_per_look: int) -> None:
         """Lets the engine replay the graph; every so many calls it asks again (0: never)."""
@@ -146,8 +146,8 @@ class Partition:
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
-        has_numbers = any(isinstance(arg, int) for arg in args)
-        entry = Entry(copied_bytes=self._copied_bytes(args), has_numbers=has_numbers)
+        entry = Entry()
+        self._wait(key, entry, args)
         if self._watched >= _WATCHED:
             outputs = self.uncaptured(args)
         else:
@@ -169,6 +169,7 @@ class Partition:
     def _capture(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if not runtime.record_lock.acquire(blocking=False):
             return self.uncaptured(args)  # another thread records; next time
+        entry.copied_bytes = self._copied_bytes(args)
         start = time.perf_counter()
         generation = self._generation
         try:
@@ -209,6 +210,7 @@ class Partition:
         for key, entry in list(self.entries.items()):
             if entry.state is State.UNCAPTURED:
                 del self.entries[key]
+        runtime.engine().clear_waiting(self.callable)
 
     def _hints_fit(self, args: Sequence[Any]) -> bool:
         # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from pygraph.entry import Entry
-
 # So many signatures are recorded at their second call; for the others a recording must first have
 # been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
 _RECORDED_AT_ONCE = 2
@@ -32,21 +28,17 @@ class RecordingPolicy:
         """So many graphs made room for others."""
         self._dropped += graphs
 
-    def is_worth_recording(self, entry: Entry) -> bool:
-        """Whether the signature has cost as much uncaptured as a recording would.
+    def seconds_to_wait(self, has_numbers: bool) -> float:
+        """Host time that calls of a signature take uncaptured before it is worth a recording.
 
-        Nobody knows how often a shape will come back. Recording it once that has cost what the
+        Nobody knows how often a shape will come back. Recording it once it has cost what the
         recording costs is never more than twice as slow as knowing the future.
+
+        has_numbers: whether there are integers among the arguments.
         """
-        at_once = _RECORDED_AT_ONCE_IF_DYNAMIC if entry.has_numbers else _RECORDED_AT_ONCE
-        return self._recordings < at_once or entry.uncaptured_seconds >= self._price()
-
-    def calls_until_worth(self, entry: Entry, seconds: float) -> int:
-        """How many more uncaptured calls of so many seconds each it takes until then."""
-        return max(0, math.ceil((self._price() - entry.uncaptured_seconds) / seconds))
-
-    def _price(self) -> float:
-        """Seconds that a recording costs."""
+        at_once = _RECORDED_AT_ONCE_IF_DYNAMIC if has_numbers else _RECORDED_AT_ONCE
+        if self._recordings < at_once:
+            return 0.0
         price = self._seconds / self._recordings if self._recordings > 0 else _ASSUMED_SECONDS
         # Each time that all kept graphs were pushed out by others, recording has paid less.
         return price * (1 << min(self._dropped // self._max_graphs, 60))

@@ -183,8 +183,9 @@ TEST(PlanMemory, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
     plan_memory(linked, {.donated = donated});
     std::vector<uint32_t> taken;
     for (uint32_t output = 0; output < 10; ++output) {
-      const uint32_t donor = linked.donors[output];
-      if (donor == kNoDonor) continue;
+      if (!linked.donors[output]) continue;
+      EXPECT_EQ(linked.donors[output].offset, 0);
+      const uint32_t donor = linked.donors[output].input;
       ++adopted;
       EXPECT_EQ(donor % 2, 0);
       EXPECT_EQ(std::ranges::count(taken, donor), 0);
@@ -212,13 +213,71 @@ TEST(PlanMemory, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
       EXPECT_GE(region.fallback_offset, linked.workspace_size);
       EXPECT_GE(a.first, use_of(linked, SymbolKind::kInput, region.input).end);
       for (uint32_t output = 0; output < 10; ++output) {
-        if (linked.donors[output] != region.input) continue;
+        if (linked.donors[output].input != region.input) continue;
         EXPECT_LE(a.last, use_of(linked, SymbolKind::kOutput, output).first);
       }
     }
   }
   EXPECT_GT(adopted, 100);
   EXPECT_GT(hosted, 100);
+}
+
+// How much of the donated input in `slot` outputs take, and how many they are.
+struct Filled {
+  uint64_t bytes = 0;
+  size_t outputs = 0;
+};
+
+Filled filled(const LinkedGraph& linked, uint32_t slot) {
+  Filled result;
+  for (uint32_t output = 0; output < 10; ++output) {
+    if (linked.donors[output].input != slot) continue;
+    result.bytes += linked.symbols[2 * output + 1].size;
+    ++result.outputs;
+  }
+  return result;
+}
+
+TEST(PlanMemory, OutputsThatMayShareLieSideBySideInALargeDonatedInput) {
+  std::mt19937 random(1);
+  size_t together = 0;
+  for (int round = 0; round < 200; ++round) {
+    LinkedGraph linked = random_chain(random);
+    MemoryOptions options{.sharing = {0, 1, 2, 4, 5, 7, 9}};
+    for (uint32_t slot = 0; slot < 10; slot += 3)
+      options.donated.push_back({slot, 3 * linked.symbols[2 * slot].size});
+    plan_memory(linked, options);
+    for (uint32_t output = 0; output < 10; ++output) {
+      const Donor& donor = linked.donors[output];
+      if (!donor) continue;
+      const uint64_t size = linked.symbols[2 * output + 1].size;
+      const uint64_t room = 3 * linked.symbols[2 * donor.input].size;
+      EXPECT_EQ(donor.offset % 512, 0);
+      EXPECT_LE(donor.offset + size, room);
+      EXPECT_LE(use_of(linked, SymbolKind::kInput, donor.input).end,
+                use_of(linked, SymbolKind::kOutput, output).first);
+      const Filled taken = filled(linked, donor.input);
+      EXPECT_GE(taken.bytes + 512 * taken.outputs, room / 3 * 2);
+      if (taken.outputs == 1) continue;
+      ++together;
+      EXPECT_NE(std::ranges::find(options.sharing, output), options.sharing.end());
+      for (uint32_t other = 0; other < output; ++other) {
+        const uint64_t begin = linked.donors[other].offset;
+        const uint64_t end = begin + linked.symbols[2 * other + 1].size;
+        EXPECT_TRUE(linked.donors[other].input != donor.input || end <= donor.offset ||
+                    donor.offset + size <= begin);
+      }
+    }
+    for (size_t i = 20; i < linked.symbols.size(); ++i) {
+      const Symbol& internal = linked.symbols[i];
+      if (internal.region == 0) continue;
+      for (uint32_t output = 0; output < 10; ++output) {
+        if (linked.donors[output].input != linked.regions[internal.region - 1].input) continue;
+        EXPECT_LE(internal.last, use_of(linked, SymbolKind::kOutput, output).first);
+      }
+    }
+  }
+  EXPECT_GT(together, 50);
 }
 
 TEST(PlanMemory, AGraphWithBranchesUsesNoDonatedInput) {
@@ -229,7 +288,7 @@ TEST(PlanMemory, AGraphWithBranchesUsesNoDonatedInput) {
   linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
   linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
   plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
-  EXPECT_EQ(linked.donors, std::vector<uint32_t>{kNoDonor});
+  EXPECT_EQ(linked.donors, std::vector<Donor>(1));
 }
 
 TEST(PlanMemory, AGraphWithoutInternalMemoryNeedsNone) {
@@ -296,7 +355,7 @@ TEST(PlanMemory, BlocksLieInOutputsThatAreUsedLater) {
       ++in_outputs;
       const uint64_t size = linked.symbols[2 * region.output + 1].size;
       EXPECT_EQ(region.input, Region::kOwnBlock);
-      EXPECT_EQ(linked.donors[region.output], kNoDonor);
+      EXPECT_FALSE(linked.donors[region.output]);
       EXPECT_EQ(std::ranges::count(taken, region.output), 0);
       taken.push_back(region.output);
       EXPECT_GE(region.size, size);
@@ -333,10 +392,10 @@ TEST(PlanMemory, AnOutputTakesOverNothingThatAKernelBesideItUses) {
   const MemoryOptions donated{.donated = {{0, 4 * kMiB}}};
   LinkedGraph serial = one_after_the_other({});
   plan_memory(serial, donated);
-  EXPECT_EQ(serial.donors[0], 0);
+  EXPECT_EQ(serial.donors[0].input, 0);
   LinkedGraph overlapping = one_after_the_other(kProgrammatic);
   plan_memory(overlapping, donated);
-  EXPECT_EQ(overlapping.donors[0], kNoDonor);
+  EXPECT_FALSE(overlapping.donors[0]);
   EXPECT_EQ(overlapping.symbols[3].region, 0);  // nor is it in the input
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr unsigned kCount = 1U << 18;  // floats in a buffer: as large as donations must be
 constexpr uint64_t kBytes = kCount * sizeof(float);
+constexpr uint64_t kInputBytes = 2 * kBytes;  // programs use the first half
 constexpr size_t kInputs = 4;
 
 struct Step {
@@ -78,7 +79,7 @@ struct Program {
 
 class RandomProgramTest : public DeviceTest {
  protected:
-  uint64_t filled(float value) { return device.floats(std::vector<float>(kCount, value)); }
+  uint64_t filled(float value) { return device.floats(std::vector<float>(2 * kCount, value)); }
   bool is_filled(uint64_t address, float value) {
     return device.read_floats(address, kCount) == std::vector<float>(kCount, value);
   }
@@ -92,8 +93,9 @@ class RandomProgramTest : public DeviceTest {
       addresses.push_back(filled(numbers[i]));
     }
     const std::vector<uint64_t> inputs = addresses;
-    for (const uint32_t donor : linked.donors) {
-      addresses.push_back(donated && donor != kNoDonor ? inputs[donor] : device.allocate(kBytes));
+    for (const Donor& donor : linked.donors) {
+      addresses.push_back(donated && donor ? inputs[donor.input] + donor.offset
+                                           : device.allocate(kBytes));
     }
     const uint64_t size = donated ? linked.workspace_size : linked.workspace_size_if_kept;
     const uint64_t workspace = device.allocate(std::max<uint64_t>(size, 1));
@@ -120,14 +122,21 @@ class RandomProgramTest : public DeviceTest {
 
 TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
   size_t donated_somewhere = 0;
+  size_t side_by_side = 0;
   size_t blocks = 0;
   size_t in_outputs = 0;
   for (unsigned seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     const Program program(seed);
-    TwoRecordings recordings = record_twice(device, std::vector<uint64_t>(kInputs, kBytes),
+    TwoRecordings recordings = record_twice(device, std::vector<uint64_t>(kInputs, kInputBytes),
                                             [&](Session& s) { return program.record(device, s); });
-    LinkedGraph linked = recordings.link(driver, {.donated = {{0, kBytes}, {2, kBytes}},
+    const uint64_t given = seed % 3 == 0 ? kInputBytes : kBytes;
+    std::vector<uint32_t> sharing;
+    for (uint32_t i = 0; i < program.outputs.size(); ++i) {
+      if (i % 4 != 1) sharing.push_back(i);
+    }
+    LinkedGraph linked = recordings.link(driver, {.donated = {{0, given}, {2, given}},
+                                                  .sharing = sharing,
                                                   .smallest_block = seed % 2 == 1 ? kBytes : 0});
     const auto own_blocks = std::ranges::count(linked.regions, Region::kOwnBlock,
                                                [](const Region& r) { return r.input; });
@@ -135,8 +144,10 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     in_outputs += std::ranges::count_if(
         linked.regions, [](const Region& r) { return r.output != Region::kNoOutput; });
     donated_somewhere += linked.regions.size() - own_blocks;
-    donated_somewhere +=
-        std::ranges::count_if(linked.donors, [](uint32_t d) { return d != kNoDonor; });
+    for (const Donor& donor : linked.donors) {
+      donated_somewhere += donor ? 1 : 0;
+      side_by_side += donor && donor.offset > 0 ? 1 : 0;
+    }
     ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
     for (int round = 0; round < 2; ++round) {
       replay(graph, program, /*donated=*/true, static_cast<float>(10 * round));
@@ -144,6 +155,7 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     }
   }
   EXPECT_GT(donated_somewhere, 20);
+  EXPECT_GT(side_by_side, 3);
   EXPECT_GT(blocks, 20);
   EXPECT_GT(in_outputs, 5);
 }

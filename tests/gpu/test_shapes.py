@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 import pygraph
 from pygraph import recording_policy
+from pygraph.partition import Partition
 
 from .support import captured, compiled, randn
 
@@ -48,6 +52,25 @@ def test_shapes_that_vary_are_recorded_only_when_that_pays(monkeypatch: pytest.M
     _run(model, [size for size in range(16, 80, 8) for _ in range(3)])
     assert captured() == []
     _run(model, [64] * 3000)
+    assert len(captured()) == 1
+
+
+def test_calls_that_wait_for_a_recording_are_made_by_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 0)
+    asked: list[int] = []
+    ask = Partition._miss
+
+    def count(self: Partition, args: list[Any]) -> Sequence[Any]:
+        asked.append(len(args))
+        return ask(self, args)
+
+    monkeypatch.setattr(Partition, "_miss", count)
+    model = compiled(_function, dynamic=True)
+    _run(model, [48] * 40)
+    assert len(asked) == 1
+    _run(model, [48] * 2000)
     assert len(captured()) == 1
 
 

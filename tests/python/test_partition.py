@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import itertools
 import weakref
 from types import SimpleNamespace
 
@@ -154,10 +153,6 @@ def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.
     assert _attempt(monkeypatch, graph, verify_graphs=True).graph is graph
 
 
-def _worth(policy: RecordingPolicy, **entry: float | bool) -> bool:
-    return policy.is_worth_recording(Entry(**entry))  # type: ignore[arg-type]
-
-
 def _after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
     policy = RecordingPolicy(max_graphs)
     for _ in range(4):
@@ -167,23 +162,10 @@ def _after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
 
 def test_static_shapes_are_recorded_at_once_and_varying_ones_when_it_pays() -> None:
     fresh = RecordingPolicy(256)
-    assert _worth(fresh, has_numbers=False)
-    assert not _worth(fresh, has_numbers=True, uncaptured_seconds=0.005)
-    assert _worth(fresh, has_numbers=True, uncaptured_seconds=0.06)
-    later = _after_four_recordings()
-    assert not _worth(later, uncaptured_seconds=0.09)
-    assert _worth(later, uncaptured_seconds=0.11)
-
-
-def test_a_dynamic_program_is_recorded_after_it_has_cost_as_much() -> None:
-    """After 10 calls of a millisecond, as a recording is assumed to take 10."""
-    policy = RecordingPolicy(256)
-    entry = Entry(has_numbers=True)
-    calls = 0
-    while not policy.is_worth_recording(entry):
-        entry.uncaptured_seconds += 0.001
-        calls += 1
-    assert 9 <= calls <= 11
+    assert fresh.seconds_to_wait(has_numbers=False) == 0
+    assert fresh.seconds_to_wait(has_numbers=True) == pytest.approx(0.01)  # assumed
+    assert _after_four_recordings().seconds_to_wait(has_numbers=False) == pytest.approx(0.1)
+    assert _after_four_recordings().seconds_to_wait(has_numbers=True) == pytest.approx(0.1)
 
 
 def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
@@ -191,9 +173,8 @@ def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
     prices = []
     for dropped in (0, 3, 1, 4, 8):  # 0, 3, 4, 8 and 16 in all
         policy.note_dropped(dropped)
-        steps = range(10_000)
-        prices.append(next(n for n in steps if _worth(policy, uncaptured_seconds=n / 100)) / 10)
-    assert prices == [1, 1, 2, 4, 16]
+        prices.append(policy.seconds_to_wait(has_numbers=False))
+    assert prices == pytest.approx([0.1, 0.1, 0.2, 0.4, 1.6])
 
 
 @pytest.fixture
@@ -205,6 +186,9 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         graphed_callable=real.graphed_callable,
         clear_decided=real.clear_decided,
         signature=lambda args, device: b"key",
+        wait=real.wait,
+        waiting_seconds=real.waiting_seconds,
+        clear_waiting=real.clear_waiting,
         add_without_graph=lambda callable, args, calls: looks.append(calls),
         add_graph=lambda callable, graph, most, calls: [],
     )
@@ -220,19 +204,37 @@ def _call(partition: Partition, number: object) -> Entry:
     return entry
 
 
+@pytest.mark.usefixtures("calls_per_look")
 def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = itertools.count(step=0.001)
-    monkeypatch.setattr(partition_module.time, "perf_counter", lambda: next(clock))
-    partition = _partition(1, True)
-    partition._policy = _after_four_recordings()  # 0.1 s each
-    for _ in range(2):
-        entry = _call(partition, 7)
-    assert calls_per_look == []
-    assert _call(partition, 7).uncaptured_seconds == pytest.approx(0.101)
-    assert calls_per_look == [99]
-    assert partition._policy.is_worth_recording(entry)
+    """``_call`` stands for a call that the engine asks about, when a wait is over."""
+    graph = _Graph()
+    monkeypatch.setattr(
+        partition_module.capture, "attempt", lambda f, u, args, *rest: Attempt(list(args), graph)
+    )
+    engine = runtime.engine()
+    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    partition._policy = _after_four_recordings(max_graphs=4)  # 0.1 s each
+
+    def waits() -> float:
+        return float(engine.waiting_seconds(partition.callable, b"key"))
+
+    entry = _call(partition, 7)
+    assert waits() == pytest.approx(0.1)
+    assert not partition.is_waiting(b"key", entry)  # called once
+    engine.wait(partition.callable, b"key", 0.05)  # as the engine counts
+    assert partition.is_waiting(b"key", entry)
+    engine.clear_waiting(partition.callable)
+    partition._policy.note_dropped(4)  # 0.2 s from now on
+    assert _call(partition, 7).state is State.UNCAPTURED
+    assert waits() == pytest.approx(0.1)
+    engine.clear_waiting(partition.callable)
+    assert _call(partition, 7).state is State.CAPTURED
+    assert not partition.is_waiting(b"key", entry)
+    partition.reset()
+    _call(partition, None)
+    assert waits() == 0  # the first signatures of static shapes are recorded at once
 
 
 @pytest.mark.parametrize("select", ["always", "never"])

@@ -65,10 +65,9 @@ def measure(
 def _is_waiting(observation: Observation) -> bool:
     """Whether a function that was called more than once is still to be recorded, or on trial."""
     return any(
-        entry.state is State.MEASURING
-        or (entry.state is State.UNCAPTURED and entry.uncaptured_seconds > 0)
+        partition.is_waiting(key, entry)
         for partition in observation.partitions
-        for entry in list(partition.entries.values())
+        for key, entry in list(partition.entries.items())
     )
 
 

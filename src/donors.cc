@@ -1,0 +1,77 @@
+#include "donors.h"
+
+#include <algorithm>
+#include <functional>
+#include <span>
+
+#include "pack.h"
+
+namespace pygraph {
+namespace {
+
+std::vector<const Symbol*> outputs_by_size(const LinkedGraph& linked) {
+  std::vector<const Symbol*> outputs;
+  for (const Symbol& symbol : linked.symbols) {
+    if (symbol.kind == SymbolKind::kOutput) outputs.push_back(&symbol);
+  }
+  std::ranges::stable_sort(outputs, std::greater(), &Symbol::size);
+  return outputs;
+}
+
+// Outputs, largest first, take the smallest donor that fits. Returns the donors that are left.
+std::vector<DonatedInput> fill_one_by_one(LinkedGraph& linked, const Uses& uses,
+                                          std::span<const DonatedInput> donated) {
+  std::vector<DonatedInput> donors;
+  for (const DonatedInput& input : donated) {
+    if (input.size >= kSmallestDonation) donors.push_back(input);
+  }
+  std::ranges::stable_sort(donors, {}, &DonatedInput::size);
+  for (const Symbol* output : outputs_by_size(linked)) {
+    const auto fits = [&](const DonatedInput& input) {
+      return input.size >= output->size && is_about_as_large(input.size, output->size) &&
+             uses.input_end[input.slot] <= uses.output_begin[output->slot];
+    };
+    const auto donor = std::ranges::find_if(donors, fits);
+    if (donor == donors.end()) continue;
+    linked.donors[output->slot] = {.input = donor->slot};
+    donors.erase(donor);
+  }
+  return donors;
+}
+
+// Donors that are too large for any one output take several of those that may share: largest first,
+// as many as fit. A donor whose last use is late has the smallest choice and goes first.
+void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<DonatedInput> donors,
+                       std::span<const uint32_t> sharing) {
+  std::vector<const Symbol*> outputs = outputs_by_size(linked);
+  std::erase_if(outputs, [&](const Symbol* output) {
+    return output->size < kSmallestDonation || linked.donors[output->slot] ||
+           std::ranges::find(sharing, output->slot) == sharing.end();
+  });
+  std::ranges::stable_sort(donors, std::greater(),
+                           [&](const DonatedInput& input) { return uses.input_end[input.slot]; });
+  for (const DonatedInput& donor : donors) {
+    std::vector<std::pair<const Symbol*, uint64_t>> placed;  // with offsets
+    uint64_t end = 0;
+    for (const Symbol* output : outputs) {
+      const bool is_late = uses.input_end[donor.slot] <= uses.output_begin[output->slot];
+      if (!is_late || end + output->size > donor.size) continue;
+      placed.emplace_back(output, end);
+      end += align_up(output->size);
+    }
+    if (!is_about_as_large(donor.size, end)) continue;
+    for (const auto& [output, offset] : placed) {
+      linked.donors[output->slot] = {.input = donor.slot, .offset = offset};
+      std::erase(outputs, output);
+    }
+  }
+}
+
+}  // namespace
+
+void choose_donors(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options) {
+  std::vector<DonatedInput> left = fill_one_by_one(linked, uses, options.donated);
+  fill_side_by_side(linked, uses, std::move(left), options.sharing);
+}
+
+}  // namespace pygraph
