@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import observe, runtime, shortcut
+from pygraph import dynamo_ranges, observe, runtime, shortcut
 from pygraph import options as options_module
 from pygraph.entry import PartitionInfo
 from pygraph.options import BackendConfig
@@ -60,7 +60,9 @@ class Backend:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
-        return _compile_with_graphs(gm, example_inputs, config)
+        function = _compile_with_graphs(gm, example_inputs, config)
+        dynamo_ranges.leave_out()
+        return function
 
     def reset(self) -> None:
         """Drops all captured graphs; ``torch._dynamo.reset()`` calls this."""
