@@ -23,15 +23,6 @@ uint64_t alignment_class(uint64_t address) {
   return low_bit >= 16 ? 16 : low_bit;
 }
 
-uint64_t extent_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  uint64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
-  }
-  return (last + 1) * tensor.itemsize();
-}
-
 Argument unsupported(std::string reason) {
   Argument argument;
   argument.kind = ArgumentKind::kUnsupported;
@@ -61,6 +52,15 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
 }
 
 }  // namespace
+
+uint64_t extent_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  uint64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  return (last + 1) * tensor.itemsize();
+}
 
 const at::Tensor& unpack_tensor(PyObject* object) {
   return THPVariable_Unpack(object);

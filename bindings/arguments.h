@@ -62,6 +62,9 @@ std::string signature_of(PyObject* list, c10::Device device);
 // A tensor like `like`, at stand-in addresses, of exactly the alignment class of `argument`.
 at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space);
 
+// Bytes from the tensor's first element to one past its last.
+uint64_t extent_of(const at::Tensor& tensor);
+
 // The tensor behind a Python object; the object must be a tensor.
 const at::Tensor& unpack_tensor(PyObject* object);
 bool is_generator(PyObject* object);

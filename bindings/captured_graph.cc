@@ -82,24 +82,14 @@ void CapturedGraph::plan_donations() {
   for (uint32_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].kind == ArgumentKind::kTensor) slot_arguments_.push_back(i);
   }
-  const auto add = [&](uint32_t slot, uint64_t bytes) {
-    const uint32_t position = slot_arguments_[slot];
-    const auto it = std::ranges::find(donations_, position, &std::pair<uint32_t, uint64_t>::first);
-    if (it == donations_.end()) {
-      donations_.emplace_back(position, bytes);
-    } else {
-      it->second = std::max(it->second, bytes);
-    }
-  };
-  for (const Region& region : linked().regions) {
-    if (region.input != Region::kOwnBlock) add(region.input, region.size);
+  for (const DonatedInput& input : linked().donated) {
+    GivenAway& tensors = donations_.emplace_back();
+    tensors.bytes = input.size;
+    tensors.positions.push_back(slot_arguments_[input.slot]);
+    for (const uint32_t view : input.views) tensors.positions.push_back(slot_arguments_[view]);
   }
-  donors_.assign(outputs_.block_bytes.size(), kNoArgument);
-  for (size_t block = 0; block < donors_.size(); ++block) {
-    const uint32_t donor = outputs_.block_donors[block];
-    if (donor == Donor::kNone) continue;
-    add(donor, outputs_.block_bytes[block]);
-    donors_[block] = slot_arguments_[donor];
+  for (const uint32_t donor : outputs_.block_donors) {
+    donors_.push_back(donor == Donor::kNone ? kNoArgument : slot_arguments_[donor]);
   }
 }
 
@@ -126,7 +116,9 @@ void CapturedGraph::plan_allocations() {
 
 std::vector<uint32_t> CapturedGraph::donated() const {
   std::vector<uint32_t> positions;
-  for (const auto& donation : donations_) positions.push_back(donation.first);
+  for (const GivenAway& tensors : donations_) {
+    positions.insert(positions.end(), tensors.positions.begin(), tensors.positions.end());
+  }
   return positions;
 }
 
@@ -141,8 +133,8 @@ uint64_t CapturedGraph::block_bytes() const {
 
 bool CapturedGraph::gives_away(PyObject* arguments, Py_ssize_t holders) const {
   if (holders == 0 || donations_.empty()) return false;
-  return std::ranges::all_of(donations_, [&](const auto& donation) {
-    return is_given_away(PyList_GET_ITEM(arguments, donation.first), holders, donation.second);
+  return std::ranges::all_of(donations_, [&](const GivenAway& tensors) {
+    return is_given_away(arguments, tensors, holders);
   });
 }
 

@@ -95,8 +95,7 @@ class CapturedGraph {
   OutputPlan outputs_;
   std::vector<RandomSource> random_;
   std::vector<uint32_t> slot_arguments_;  // position of the argument, by input slot
-  std::vector<std::pair<uint32_t, uint64_t>>
-      donations_;  // (position, bytes) that the layout relies on
+  std::vector<GivenAway> donations_;      // that the layout relies on
   // By block of the outputs (see outputs.h): the argument whose memory it takes in calls that give
   // it away, or kNoArgument.
   std::vector<uint32_t> donors_;

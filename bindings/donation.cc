@@ -3,31 +3,54 @@
 #include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <map>
+
 #include "arguments.h"
 
 namespace pygraph {
 
-bool is_given_away(PyObject* object, Py_ssize_t holders, uint64_t size) {
-  if (!THPVariable_Check(object) || Py_REFCNT(object) != holders) return false;
-  const at::Tensor& tensor = unpack_tensor(object);
-  if (!tensor.is_cuda() || !tensor.has_storage() || tensor.use_count() != 1 ||
-      tensor.storage().use_count() != 1 || tensor.storage_offset() != 0 ||
-      tensor.storage().nbytes() < size) {
+bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders) {
+  const c10::StorageImpl* storage = nullptr;  // of all
+  for (const uint32_t position : tensors.positions) {
+    PyObject* object = PyList_GET_ITEM(arguments, position);
+    if (!THPVariable_Check(object) || Py_REFCNT(object) != holders) return false;
+    const at::Tensor& tensor = unpack_tensor(object);
+    if (!tensor.is_cuda() || !tensor.has_storage() || tensor.use_count() != 1) return false;
+    if (storage == nullptr && tensor.storage_offset() != 0) return false;
+    const c10::StorageImpl* own = tensor.storage().unsafeGetStorageImpl();
+    if (storage != nullptr && own != storage) return false;
+    storage = own;
+  }
+  const at::Tensor& first = unpack_tensor(PyList_GET_ITEM(arguments, tensors.positions[0]));
+  if (first.storage().use_count() != tensors.positions.size() ||
+      storage->nbytes() < tensors.bytes) {
     return false;
   }
   // Tensor.record_stream works on blocks that come from PyTorch's allocator, and only those.
   static const c10::DeleterFnPtr deleter = c10::GetAllocator(c10::kCUDA)->raw_deleter();
-  return deleter != nullptr && tensor.storage().data_ptr().get_deleter() == deleter;
+  return deleter != nullptr && storage->data_ptr().get_deleter() == deleter;
 }
 
-std::vector<uint32_t> given_away(PyObject* arguments) {
-  std::vector<uint32_t> positions;
+std::vector<GivenAway> given_away(PyObject* arguments) {
+  std::vector<GivenAway> groups;
+  std::map<const c10::StorageImpl*, size_t> group_of;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
-    if (is_given_away(PyList_GET_ITEM(arguments, i), 1, 1)) {
-      positions.push_back(static_cast<uint32_t>(i));
-    }
+    PyObject* object = PyList_GET_ITEM(arguments, i);
+    if (!THPVariable_Check(object) || !unpack_tensor(object).has_storage()) continue;
+    const at::Tensor& tensor = unpack_tensor(object);
+    const auto [entry, is_new] =
+        group_of.emplace(tensor.storage().unsafeGetStorageImpl(), groups.size());
+    if (is_new) groups.emplace_back();
+    GivenAway& group = groups[entry->second];
+    const uint64_t offset = tensor.storage_offset() * tensor.itemsize();
+    group.bytes = std::max(group.bytes, offset + extent_of(tensor));
+    group.positions.insert(offset == 0 ? group.positions.begin() : group.positions.end(),
+                           static_cast<uint32_t>(i));
   }
-  return positions;
+  std::erase_if(groups,
+                [&](const GivenAway& group) { return !is_given_away(arguments, group, 1); });
+  return groups;
 }
 
 c10::DataPtr Donations::take(PyObject* argument) {

@@ -11,12 +11,18 @@
 
 namespace pygraph {
 
-// Whether the tensor `object` is given away with at least `size` bytes, if the call's own argument
-// lists hold `holders` references to it.
-bool is_given_away(PyObject* object, Py_ssize_t holders, uint64_t size);
+// Tensors of an argument list that have a storage for themselves: one, or several views of it.
+struct GivenAway {
+  std::vector<uint32_t> positions;  // in the list; the first one begins where the storage does
+  uint64_t bytes = 0;               // of the storage, up to the end of what they view
+};
 
-// Positions of the arguments that are given away by a list that holds the only reference to each.
-std::vector<uint32_t> given_away(PyObject* arguments);
+// Whether the tensors at these positions are given away, with at least so many bytes, if the call's
+// own argument lists hold `holders` references to each.
+bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders);
+
+// What a list gives away that holds the only reference to it.
+std::vector<GivenAway> given_away(PyObject* arguments);
 
 // Memory moved from arguments to outputs; moves back unless kept, for calls that fail.
 class Donations {

@@ -156,6 +156,7 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_exception<WorkspaceBusy>(m, "WorkspaceBusy", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));

@@ -108,29 +108,36 @@ bool RecordingPair::untouched() {
   return spaces_[0]->untouched() && spaces_[1]->untouched();
 }
 
-std::vector<DonatedInput> RecordingPair::donated_inputs(const std::vector<uint32_t>& positions) {
+std::vector<DonatedInput> RecordingPair::donated_inputs(
+    const std::vector<GivenAway>& given_away) const {
+  constexpr uint32_t kNone = ~uint32_t{0};
+  std::vector<uint32_t> slots(arguments_.size(), kNone);  // by position
+  uint32_t count = 0;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].kind == ArgumentKind::kTensor) slots[i] = count++;
+  }
+  for (const Output& output : outputs_[1]->outputs) {  // the user gets what an output refers to
+    const bool is_argument =
+        output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
+    if (is_argument) slots[output.source] = kNone;
+  }
   std::vector<DonatedInput> inputs;
-  uint32_t slot = 0;
-  for (uint32_t i = 0; i < arguments_.size(); ++i) {
-    if (arguments_[i].kind != ArgumentKind::kTensor) continue;
-    // The user gets what an output refers to.
-    const bool is_returned = std::ranges::any_of(outputs_[1]->outputs, [&](const Output& output) {
-      return output.source == i &&
-             (output.kind == OutputKind::kArgument || output.kind == OutputKind::kView);
-    });
-    if (!is_returned && std::ranges::find(positions, i) != positions.end()) {
-      inputs.push_back({slot, arguments_[i].extent});
-    }
-    ++slot;
+  for (const GivenAway& tensors : given_away) {
+    DonatedInput input{.size = tensors.bytes};
+    for (const uint32_t position : tensors.positions) input.views.push_back(slots.at(position));
+    if (std::ranges::find(input.views, kNone) != input.views.end()) continue;
+    input.slot = input.views.front();
+    input.views.erase(input.views.begin());
+    inputs.push_back(std::move(input));
   }
   return inputs;
 }
 
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
-                                                   const std::vector<uint32_t>& donated) {
+                                                   const std::vector<GivenAway>& given_away) {
   outputs_[0]->check_equal(*outputs_[1]);
   share_blocks(*outputs_[1], sharing);
-  const MemoryOptions memory{.donated = donated_inputs(donated),
+  const MemoryOptions memory{.donated = donated_inputs(given_away),
                              .sharing = sharing_slots(*outputs_[1], sharing),
                              .smallest_block = kLargeBlock};
   LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), memory);

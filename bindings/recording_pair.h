@@ -10,6 +10,7 @@
 
 #include "allocation_log.h"
 #include "captured_graph.h"
+#include "donation.h"
 
 namespace pygraph {
 
@@ -33,10 +34,10 @@ class RecordingPair {
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
 
   // After both: match, scan, plan, and make the graph executable. Call once. `sharing` are the
-  // outputs that may lie together in one block of memory (see share_blocks), `donated` arguments
-  // that calls like this one give away.
+  // outputs that may lie together in one block of memory (see share_blocks), `given_away` what
+  // calls like this one give away.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
-                                      const std::vector<uint32_t>& donated);
+                                      const std::vector<GivenAway>& given_away);
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was
   // written.
@@ -57,7 +58,7 @@ class RecordingPair {
   std::optional<AllocationScope> scope_;
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
-  std::vector<DonatedInput> donated_inputs(const std::vector<uint32_t>& positions);
+  std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
   Graph graph_;  // a clone of the second recording's graph
 
  public:

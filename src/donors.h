@@ -10,7 +10,7 @@ namespace pygraph {
 
 // The nodes that use each input and output, as lifetimes are counted.
 struct Uses {
-  std::vector<uint32_t> input_end;     // by input: one past its last use
+  std::vector<uint32_t> input_end;     // by input: one past its last use, or its views'
   std::vector<uint32_t> output_begin;  // by output: the step of its first use
 };
 

@@ -77,7 +77,8 @@ void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
   }
 }
 
-Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
+Uses find_uses(const LinkedGraph& linked, const Chain& chain,
+               std::span<const DonatedInput> donated) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
   uses.output_begin.assign(linked.recording.outputs.size(), Allocation::kNever);
@@ -90,6 +91,10 @@ Uses find_uses(const LinkedGraph& linked, const Chain& chain) {
       uses.output_begin[symbol.slot] =
           std::min(uses.output_begin[symbol.slot], chain.begin_of(position));
     }
+  }
+  for (const DonatedInput& input : donated) {
+    uint32_t& end = uses.input_end[input.slot];
+    for (const uint32_t view : input.views) end = std::max(end, uses.input_end[view]);
   }
   return uses;
 }
@@ -139,6 +144,11 @@ void drop_empty_regions(LinkedGraph& linked) {
   linked.regions = std::move(kept);
 }
 
+bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
+  return std::ranges::find(linked.regions, input.slot, &Region::input) != linked.regions.end() ||
+         std::ranges::find(linked.donors, input.slot, &Donor::input) != linked.donors.end();
+}
+
 }  // namespace
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
@@ -151,13 +161,16 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
     return;
   }
   limit_lifetimes(linked, *chain);
-  const Uses uses = find_uses(linked, *chain);
+  const Uses uses = find_uses(linked, *chain, options.donated);
   choose_donors(linked, uses, options);
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
   pack_by_lifetime(linked, std::move(internals), std::move(places), find_hosts(linked, uses),
                    options.smallest_block);
   drop_empty_regions(linked);
+  for (const DonatedInput& input : options.donated) {
+    if (is_used(linked, input)) linked.donated.push_back(input);
+  }
   linked.workspace_size_if_kept = linked.workspace_size;
   for (Region& region : linked.regions) {
     if (region.input == Region::kOwnBlock) continue;

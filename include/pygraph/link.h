@@ -43,6 +43,8 @@ struct Symbol {
 struct DonatedInput {
   uint32_t slot = 0;
   uint64_t size = 0;  // bytes from its address on that may be overwritten
+  // Inputs that lie in the same memory, such as the parts of one tensor: all are given away.
+  std::vector<uint32_t> views = {};
 };
 
 // Internal memory outside of the workspace: inside a donated input, from its last use on; in the
@@ -93,8 +95,9 @@ struct LinkedGraph {
   uint64_t workspace_size = 0;
   uint64_t workspace_size_if_kept = 0;
   std::vector<Region> regions;
-  std::vector<Donor> donors;  // by output slot
-  uint32_t noise_words = 0;   // differing words that are no addresses (uninitialised padding)
+  std::vector<DonatedInput> donated;  // that something was placed in
+  std::vector<Donor> donors;          // by output slot
+  uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
   // Words that differ, belong to no symbol, and yet are addresses of device memory: padding with
   // leftovers of the allocator, or addresses that PyGraph does not understand. They point at
   // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins

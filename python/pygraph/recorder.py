@@ -39,7 +39,7 @@ def record(
     *,
     draws: bool,
     sharing: Sequence[int] | None,
-    given_away: Sequence[int],
+    given_away: Sequence[Any],
     capacity: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
@@ -47,7 +47,7 @@ def record(
     draws: whether the function uses the device's default generator.
     sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
     live and die together (tensors saved for backward, gradients). None: all of them.
-    given_away: positions of the arguments that nobody sees after calls (see bindings/donation.h).
+    given_away: arguments that nobody sees after calls (the engine's GivenAway; bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
@@ -64,7 +64,8 @@ def record(
             count = _capture(function, pair, index, device, sources, generators)
         together = list(range(count) if sharing is None else sharing)
         graph = pair.link(together, list(given_away))
-        return Recording(graph, pair, generators, frozenset(given_away))
+        positions = frozenset(i for tensors in given_away for i in tensors.positions)
+        return Recording(graph, pair, generators, positions)
 
 
 def describe_failure(error: BaseException) -> str:

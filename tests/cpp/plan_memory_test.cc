@@ -388,6 +388,40 @@ LinkedGraph one_after_the_other(const abi::EdgeData& edge) {
   return linked;
 }
 
+// Input 0 is used by node 0, input 1 by node 2, output 0 and internal memory from node `first` on.
+LinkedGraph with_two_inputs(uint32_t first) {
+  LinkedGraph linked = chain(4);
+  for (uint32_t n = 0; n < 4; ++n) linked.recording.nodes[n].position = n;
+  linked.recording.inputs.resize(2);
+  linked.recording.outputs.resize(1);
+  linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
+  linked.symbols.push_back({SymbolKind::kInput, 1, 2 * kMiB});
+  linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
+  linked.relocations = {{.node = 0, .symbol = 0}, {.node = 2, .symbol = 1}};
+  linked.relocations.push_back({.node = first, .symbol = 2});
+  add_internal(linked, 2 * kMiB, 1, 2);
+  return linked;
+}
+
+TEST(PlanMemory, AViewKeepsWhatItLiesInUntilItsLastUse) {
+  const MemoryOptions alone{.donated = {{.slot = 0, .size = 4 * kMiB}}};
+  const MemoryOptions viewed{.donated = {{.slot = 0, .size = 4 * kMiB, .views = {1}}}};
+  LinkedGraph linked = with_two_inputs(2);
+  plan_memory(linked, alone);
+  EXPECT_EQ(linked.donors[0].input, 0);
+  EXPECT_EQ(linked.symbols[3].region, 1);
+  linked = with_two_inputs(2);
+  plan_memory(linked, viewed);
+  EXPECT_FALSE(linked.donors[0]);
+  EXPECT_EQ(linked.symbols[3].region, 0);
+  EXPECT_TRUE(linked.donated.empty());
+  linked = with_two_inputs(3);
+  plan_memory(linked, viewed);
+  EXPECT_EQ(linked.donors[0].input, 0);
+  ASSERT_EQ(linked.donated.size(), 1);
+  EXPECT_EQ(linked.donated[0].views, std::vector<uint32_t>{1});
+}
+
 TEST(PlanMemory, AnOutputTakesOverNothingThatAKernelBesideItUses) {
   const MemoryOptions donated{.donated = {{0, 4 * kMiB}}};
   LinkedGraph serial = one_after_the_other({});

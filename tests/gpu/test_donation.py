@@ -96,6 +96,52 @@ def test_small_gradients_lie_side_by_side_in_a_large_saved_tensor() -> None:
     assert max(gradient.untyped_storage().nbytes() for gradient in large) <= 8 * 2**20
 
 
+class Attention(nn.Module):
+    """Queries, keys and values are parts of one tensor of 12 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = nn.ModuleList(nn.Linear(1024, 3 * 1024) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.inner:
+            q, k, v = layer(x).view(8, 128, 3, 16, 64).permute(2, 0, 3, 1, 4)
+            x = x + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x.square().mean()
+
+
+def test_the_parts_of_one_saved_tensor_are_donated_together() -> None:
+    module = Attention().cuda()
+    inputs = [randn(8, 128, 1024) for _ in range(6)]
+    model = compiled(module)
+    with uncaptured():
+        expected = _gradients(model, module, inputs)
+    assert_same(_gradients(model, module, inputs), expected)
+    (graph,) = _backward_graphs()
+    link_map = graph.link_map()  # type: ignore[attr-defined]
+    # A weight's gradient is as large as the tensor of which three parts were saved.
+    assert link_map.count("takes the place of input") >= 2, link_map
+    assert graph.donated_replays >= 4  # type: ignore[attr-defined]
+
+
+@torch.inference_mode()  # where views do not keep the tensor that they were made of
+def test_what_is_given_away() -> None:
+    def positions(arguments: list[object]) -> list[list[int]]:
+        return [sorted(tensors.positions) for tensors in runtime.engine().given_away(arguments)]
+
+    assert positions([randn(4), None, 3, randn(4)]) == [[0], [3]]
+    kept = randn(4)
+    assert positions([kept, randn(4)]) == [[1]]
+    assert positions(list(randn(4, 8).chunk(2, dim=1))) == [[0, 1]]
+    assert positions(list(randn(4, 8).chunk(2, dim=1))[::-1]) == [[0, 1]]
+    assert positions([randn(4, 8)[:, :4]]) == [[0]]
+    assert positions([randn(4, 8)[:, 4:]]) == []  # not the beginning of its storage
+    base = randn(4, 8)
+    assert positions(list(base.chunk(2, dim=1))) == []
+    assert positions([torch.zeros(4)]) == []  # on the CPU
+
+
 def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:
     module = Wide().cuda()
     inputs = [randn(1024, 1024) for _ in range(6)]
