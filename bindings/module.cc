@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "blas_workspaces.h"
 #include "graphed_callable.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
@@ -158,6 +159,7 @@ PYBIND11_MODULE(_engine, m) {
   m.def("driver_version", &driver_version);
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
+  m.def("free_blas_workspaces", &free_blas_workspaces);
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));
   });

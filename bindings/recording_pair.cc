@@ -41,6 +41,7 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
 
 RecordingPair::~RecordingPair() {
   scope_.reset();
+  workspaces_.reset();
   for (PyObject* list : stand_ins_) Py_XDECREF(list);
   Py_XDECREF(original_);
 }
@@ -65,6 +66,7 @@ PyObject* RecordingPair::stand_ins(int index) {
 
 void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
+  workspaces_.emplace(spaces_[index]->range());
   scrub_stack();
   scope_.emplace(driver_, stream, *spaces_[index]);
 }
@@ -73,6 +75,7 @@ void RecordingPair::end() {
   if (!scope_) return;
   logs_[current_] = scope_->log();
   scope_.reset();
+  workspaces_.reset();
 }
 
 void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,

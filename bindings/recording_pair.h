@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "allocation_log.h"
+#include "blas_workspaces.h"
 #include "captured_graph.h"
 #include "donation.h"
 
@@ -24,8 +25,8 @@ class RecordingPair {
   // same objects otherwise. The pair keeps a copy, as compiled functions clear their list.
   PyObject* stand_ins(int index);
 
-  // Between these two, the thread's allocations belong to recording `index`. Around begin and end
-  // of the capture on `stream`.
+  // Between these two, the thread's allocations belong to recording `index`, and cuBLAS has no
+  // workspaces from before. Around begin and end of the capture on `stream`.
   void begin(int index, CUstream stream);
   void end();
 
@@ -56,6 +57,7 @@ class RecordingPair {
   std::array<std::optional<OutputPlan>, 2> outputs_;
   std::vector<RandomSource> random_;
   std::optional<AllocationScope> scope_;
+  std::optional<BlasWorkspacesAside> workspaces_;
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;

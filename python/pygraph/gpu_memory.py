@@ -6,6 +6,8 @@ import contextlib
 
 import torch
 
+from pygraph import runtime
+
 # Bytes that a graph works with, from which on it is worth a pause.
 _MUCH = 1 << 28
 
@@ -22,6 +24,7 @@ def give_back(after: int) -> None:
 
 
 def free_library_workspaces() -> None:
-    """Frees what uncaptured matrix products keep: 32 MiB on an H200 for each thread and stream that
-    calls cuBLAS. Graphs have a workspace of their own. Whoever needs one later gets one again."""
-    torch._C._cuda_clearCublasWorkspaces()
+    """Frees what uncaptured matrix products on the default stream keep: 32 MiB on an H200 for each
+    thread that calls cuBLAS. Graphs have a workspace of their own. Whoever needs one later gets one
+    again."""
+    runtime.engine().free_blas_workspaces()

@@ -111,8 +111,6 @@ def _capture(
             pair.end()
             _abandon_capture(graph, pool, device, generators)
             raise
-    # Workspaces of cuBLAS that were allocated meanwhile are stand-ins: nobody else may get them.
-    torch._C._cuda_clearCublasWorkspaces()
     try:
         pair.finish(index, graph.raw_cuda_graph(), returned, sources)
         return len(returned)
@@ -123,10 +121,9 @@ def _capture(
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No workspace from before, no cache emptied, no finalizer run while capturing."""
+    """No cache emptied, no finalizer run while capturing."""
     empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
     collects = gc.isenabled()
-    torch._C._cuda_clearCublasWorkspaces()
     torch._C._cudnn_set_conv_benchmark_empty_cache(False)
     gc.disable()
     try:
@@ -161,7 +158,6 @@ def _abandon_capture(
             empty.reset()
     else:
         graph.reset()
-    torch._C._cuda_clearCublasWorkspaces()
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import gpu_memory, runtime
 from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
@@ -57,7 +57,7 @@ def verify(run: Run, suspects: Sequence[int] = ()) -> Verification:
     # What the comparison needed beyond a replay: workspaces of the uncaptured runs, and the graph's
     # room for arguments that are kept.
     run.graph.release_workspace()
-    torch._C._cuda_clearCublasWorkspaces()
+    gpu_memory.free_library_workspaces()
     forget()
     result.executable_bytes = max(0, _foreign_bytes() - before)
     return result

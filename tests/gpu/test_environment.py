@@ -36,6 +36,28 @@ def test_a_users_own_graph_around_the_call() -> None:
     torch.testing.assert_close(result, torch.relu(x @ x))
 
 
+def test_a_users_own_graph_keeps_the_workspace_it_was_warmed_up_with() -> None:
+    """On the stream of its capture, cuBLAS had a workspace before; the graph holds its address."""
+    a, b = randn(64, 1 << 16), randn(1 << 16, 64)  # sums so long are split, by way of the workspace
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = a @ b
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = a @ b
+    model = compiled(lambda x: torch.relu(x @ x))
+    _warm(model, randn(512, 512))
+    assert len(captured()) == 1
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    others = torch.full((min(free // 2, 1 << 34) // 4,), float("nan"), device="cuda")
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(result, expected)
+    assert others.isnan().all()  # nobody else's memory was written
+
+
 def test_the_profiler_sees_kernels_and_recording_waits_for_it() -> None:
     model = compiled(lambda x: torch.relu(x @ x) + 1)
     x = randn(64, 64)

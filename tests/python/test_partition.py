@@ -97,7 +97,6 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
     monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
 def _attempt(
@@ -189,6 +188,7 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         wait=real.wait,
         waiting_seconds=real.waiting_seconds,
         clear_waiting=real.clear_waiting,
+        free_blas_workspaces=lambda: None,
         add_without_graph=lambda callable, args, calls: looks.append(calls),
         add_graph=lambda callable, graph, most, calls: [],
     )

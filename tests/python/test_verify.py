@@ -107,6 +107,18 @@ def test_as_many_elements_may_flip_as_in_uncaptured_runs(dtype: torch.dtype) -> 
     assert not _is_plausible(flipped(1), [mask.to(dtype)] * 4)
 
 
+@pytest.mark.parametrize(("alike", "is_plausible"), [(3, True), (44, False)])
+def test_what_is_nothing_but_roundings_is_not_judged_by_the_rest(
+    alike: int, is_plausible: bool
+) -> None:
+    """Of 64 elements, so many are the same in all uncaptured runs, where the replay is 1.2 % off."""
+    torch.manual_seed(0)
+    value = 0.5 + torch.rand(64)
+    runs = [torch.where(torch.arange(64) < alike, value, value * (1 + i)) for i in range(4)]
+    replay = torch.where(torch.arange(64) < alike, value * 1.012, -value)
+    assert _is_plausible(replay, runs) is is_plausible
+
+
 def test_a_nan_where_uncaptured_runs_agree_on_a_number_is_poison() -> None:
     """However many other elements flip from run to run."""
     torch.manual_seed(0)

@@ -1,0 +1,72 @@
+#include "blas_workspaces.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+namespace {
+
+using Find = BlasWorkspaces& (*)();
+
+std::array<BlasWorkspaces*, 2> find_workspaces() {
+  constexpr std::array names = {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+                                "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"};
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
+  std::array<BlasWorkspaces*, 2> found{};
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto find = reinterpret_cast<Find>(dlsym(library, names[i]));
+    if (find == nullptr) {
+      throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
+    }
+    found[i] = &find();
+  }
+  return found;
+}
+
+const std::array<BlasWorkspaces*, 2>& workspaces() {
+  static const std::array<BlasWorkspaces*, 2> found = find_workspaces();
+  return found;
+}
+
+}  // namespace
+
+BlasWorkspacesAside::BlasWorkspacesAside(Range stand_ins) : stand_ins_(stand_ins) {
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const std::lock_guard lock(workspaces()[i]->mutex);
+    std::swap(workspaces()[i]->map, kept_[i]);
+  }
+}
+
+BlasWorkspacesAside::~BlasWorkspacesAside() {
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    BlasWorkspaces::Map made;
+    {
+      const std::lock_guard lock(workspaces()[i]->mutex);
+      made = std::exchange(workspaces()[i]->map, std::move(kept_[i]));
+      for (auto& [key, memory] : made) {
+        const bool is_stand_in = stand_ins_.contains(reinterpret_cast<uint64_t>(memory.get()));
+        // Another thread's: it stays, unless there was one before.
+        if (!is_stand_in) workspaces()[i]->map.try_emplace(key, std::move(memory));
+      }
+    }
+  }  // what is left in `made` is freed here
+}
+
+void free_blas_workspaces() {
+  for (BlasWorkspaces* workspaces : workspaces()) {
+    std::vector<at::DataPtr> freed;
+    const std::lock_guard lock(workspaces->mutex);
+    for (auto it = workspaces->map.begin(); it != workspaces->map.end();) {
+      const bool is_default_stream = std::get<1>(it->first) == nullptr;
+      if (is_default_stream) freed.push_back(std::move(it->second));
+      it = is_default_stream ? workspaces->map.erase(it) : std::next(it);
+    }
+  }
+}
+
+}  // namespace pygraph
