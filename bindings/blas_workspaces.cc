@@ -13,13 +13,13 @@ namespace {
 using Find = BlasWorkspaces& (*)();
 
 std::array<BlasWorkspaces*, 2> find_workspaces() {
-  constexpr std::array names = {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
-                                "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"};
+  constexpr std::array kNames = {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+                                 "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"};
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
   std::array<BlasWorkspaces*, 2> found{};
-  for (size_t i = 0; i < names.size(); ++i) {
-    const auto find = reinterpret_cast<Find>(dlsym(library, names[i]));
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    const auto find = reinterpret_cast<Find>(dlsym(library, kNames[i]));
     if (find == nullptr) {
       throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
     }

@@ -11,25 +11,27 @@
 namespace pygraph {
 
 bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders) {
-  const c10::StorageImpl* storage = nullptr;  // of all
-  for (const uint32_t position : tensors.positions) {
+  const auto is_held_by_nobody_else = [&](uint32_t position) {
     PyObject* object = PyList_GET_ITEM(arguments, position);
     if (!THPVariable_Check(object) || Py_REFCNT(object) != holders) return false;
     const at::Tensor& tensor = unpack_tensor(object);
-    if (!tensor.is_cuda() || !tensor.has_storage() || tensor.use_count() != 1) return false;
-    if (storage == nullptr && tensor.storage_offset() != 0) return false;
-    const c10::StorageImpl* own = tensor.storage().unsafeGetStorageImpl();
-    if (storage != nullptr && own != storage) return false;
-    storage = own;
-  }
-  const at::Tensor& first = unpack_tensor(PyList_GET_ITEM(arguments, tensors.positions[0]));
-  if (first.storage().use_count() != tensors.positions.size() ||
-      storage->nbytes() < tensors.bytes) {
-    return false;
-  }
+    return tensor.is_cuda() && tensor.has_storage() && tensor.use_count() == 1;
+  };
+  if (!std::ranges::all_of(tensors.positions, is_held_by_nobody_else)) return false;
+  const auto tensor_at = [&](uint32_t position) -> const at::Tensor& {
+    return unpack_tensor(PyList_GET_ITEM(arguments, position));
+  };
+  const at::Tensor& first = tensor_at(tensors.positions.front());
+  const c10::Storage& storage = first.storage();
+  const auto lies_in_storage = [&](uint32_t position) {
+    return tensor_at(position).storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+  };
   // Tensor.record_stream works on blocks that come from PyTorch's allocator, and only those.
   static const c10::DeleterFnPtr deleter = c10::GetAllocator(c10::kCUDA)->raw_deleter();
-  return deleter != nullptr && storage->data_ptr().get_deleter() == deleter;
+  return first.storage_offset() == 0 && storage.nbytes() >= tensors.bytes &&
+         storage.use_count() == tensors.positions.size() &&
+         std::ranges::all_of(tensors.positions, lies_in_storage) && deleter != nullptr &&
+         storage.data_ptr().get_deleter() == deleter;
 }
 
 std::vector<GivenAway> given_away(PyObject* arguments) {
