@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "pack.h"
 
@@ -18,23 +19,39 @@ std::vector<const Symbol*> outputs_by_size(const LinkedGraph& linked) {
   return outputs;
 }
 
-// Outputs, largest first, take the smallest donor that fits. Returns the donors that are left.
+bool fits(const DonatedInput& input, const Symbol& output, const Uses& uses) {
+  return input.size >= output.size && is_about_as_large(input.size, output.size) &&
+         uses.input_end[input.slot] <= uses.output_begin[output.slot];
+}
+
+// Outputs, largest first, take the largest donor that is not too large: smaller outputs can take
+// smaller ones. Among equals the one that is used longest: earlier outputs can take the others.
+// Then those that have a larger one than they need take what is still left. Returns the rest.
 std::vector<DonatedInput> fill_one_by_one(LinkedGraph& linked, const Uses& uses,
                                           std::span<const DonatedInput> donated) {
   std::vector<DonatedInput> donors;
   for (const DonatedInput& input : donated) {
     if (input.size >= kSmallestDonation) donors.push_back(input);
   }
-  std::ranges::stable_sort(donors, {}, &DonatedInput::size);
+  const auto place_in_order = [&](const DonatedInput& input) {
+    return std::pair(input.size, uses.input_end[input.slot]);
+  };
+  std::ranges::stable_sort(donors, std::greater(), place_in_order);
+  std::vector<std::pair<const Symbol*, DonatedInput>> taken;
   for (const Symbol* output : outputs_by_size(linked)) {
-    const auto fits = [&](const DonatedInput& input) {
-      return input.size >= output->size && is_about_as_large(input.size, output->size) &&
-             uses.input_end[input.slot] <= uses.output_begin[output->slot];
-    };
-    const auto donor = std::ranges::find_if(donors, fits);
+    const auto donor = std::ranges::find_if(
+        donors, [&](const DonatedInput& input) { return fits(input, *output, uses); });
     if (donor == donors.end()) continue;
-    linked.donors[output->slot] = {.input = donor->slot};
+    taken.emplace_back(output, *donor);
     donors.erase(donor);
+  }
+  for (auto& [output, donor] : taken) {
+    const auto smallest = std::find_if(donors.rbegin(), donors.rend(), [&](const auto& input) {
+      return input.size < donor.size && fits(input, *output, uses);
+    });
+    if (smallest != donors.rend()) std::swap(*smallest, donor);
+    linked.donors[output->slot] = {.input = donor.slot};
+    std::ranges::stable_sort(donors, std::greater(), place_in_order);
   }
   return donors;
 }

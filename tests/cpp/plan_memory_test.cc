@@ -222,6 +222,40 @@ TEST(PlanMemory, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
   EXPECT_GT(hosted, 100);
 }
 
+// Inputs that the first node uses, and outputs that the second one does.
+LinkedGraph handed_over(std::vector<uint64_t> inputs, std::vector<uint64_t> outputs) {
+  LinkedGraph linked = chain(2);
+  linked.recording.nodes[1].position = 1;
+  linked.recording.inputs.resize(inputs.size());
+  linked.recording.outputs.resize(outputs.size());
+  const auto add = [&](SymbolKind kind, const std::vector<uint64_t>& sizes, uint32_t node) {
+    for (uint32_t slot = 0; slot < sizes.size(); ++slot) {
+      linked.relocations.push_back(
+          {.node = node, .symbol = static_cast<uint32_t>(linked.symbols.size())});
+      linked.symbols.push_back({kind, slot, sizes[slot]});
+    }
+  };
+  add(SymbolKind::kInput, inputs, 0);
+  add(SymbolKind::kOutput, outputs, 1);
+  MemoryOptions options;
+  for (uint32_t slot = 0; slot < inputs.size(); ++slot) {
+    options.donated.push_back({slot, inputs[slot]});
+  }
+  plan_memory(linked, options);
+  return linked;
+}
+
+TEST(PlanMemory, ALargeOutputLeavesTheSmallerDonatedInputToASmallerOne) {
+  const LinkedGraph linked = handed_over({9 * kMiB, 12 * kMiB}, {9 * kMiB, 7 * kMiB});
+  EXPECT_EQ(linked.donors[0].input, 1);
+  EXPECT_EQ(linked.donors[1].input, 0);
+}
+
+TEST(PlanMemory, AnOutputTakesNoLargerDonatedInputThanItMust) {
+  const LinkedGraph linked = handed_over({12 * kMiB, 10 * kMiB, 9 * kMiB, 2 * kMiB}, {9 * kMiB});
+  EXPECT_EQ(linked.donors[0].input, 2);
+}
+
 // How much of the donated input in `slot` outputs take, and how many they are.
 struct Filled {
   uint64_t bytes = 0;
