@@ -58,13 +58,13 @@ BlasWorkspacesAside::~BlasWorkspacesAside() {
 }
 
 void free_blas_workspaces() {
-  for (BlasWorkspaces* workspaces : workspaces()) {
+  for (BlasWorkspaces* all : workspaces()) {
     std::vector<at::DataPtr> freed;
-    const std::lock_guard lock(workspaces->mutex);
-    for (auto it = workspaces->map.begin(); it != workspaces->map.end();) {
+    const std::lock_guard lock(all->mutex);
+    for (auto it = all->map.begin(); it != all->map.end();) {
       const bool is_default_stream = std::get<1>(it->first) == nullptr;
       if (is_default_stream) freed.push_back(std::move(it->second));
-      it = is_default_stream ? workspaces->map.erase(it) : std::next(it);
+      it = is_default_stream ? all->map.erase(it) : std::next(it);
     }
   }
 }
