@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _POLL_SECONDS = 0.05
 
@@ -69,7 +69,8 @@ def run_lanes(
 ) -> None:
     """Runs every command, given its token, on one of the GPUs, and reports each as it ends.
 
-    timeout: seconds for compilation, and again for timing. at_a_time: how many are timed together.
+    The first ones start first: the longest should. timeout: seconds for compilation, and again for
+    timing. at_a_time: how many are timed together.
     """
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for key in commands:
@@ -105,19 +106,22 @@ def run_lanes(
             thread.start()
         for thread in threads:
             thread.join()
-        _time(jobs, timeout, at_a_time)
-        for job in jobs:
+        for job in _timed(jobs, timeout, at_a_time):
             status = job.process.wait()
             output = job.token.with_suffix(".out").read_text()
             report(job.key, Outcome(output, None if job.is_late else status))
 
 
-def _time(jobs: Sequence[_Job], timeout: float, at_a_time: int) -> None:
-    """Lets the jobs that have compiled measure, until all have ended."""
-    waiting = [job for job in jobs if not job.is_over]
+def _timed(jobs: Sequence[_Job], timeout: float, at_a_time: int) -> Iterator[_Job]:
+    """Lets the jobs that have compiled measure. Each job, as it has ended."""
+    ended = [job for job in jobs if job.is_over]
+    yield from ended
+    waiting = [job for job in jobs if job not in ended]
     running: list[tuple[_Job, float]] = []
     while waiting or running:
-        running = [(job, since) for job, since in running if not job.is_over]
+        ended = [job for job, _ in running if job.is_over]
+        yield from ended
+        running = [(job, since) for job, since in running if job not in ended]
         for job, since in running:
             if time.monotonic() - since > timeout:
                 job.stop()

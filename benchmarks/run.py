@@ -10,6 +10,7 @@ and not now are kept; --resume leaves out those that were measured at this commi
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
@@ -142,6 +143,14 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
         )
 
 
+def longest_first(due: Sequence[Workload], document: dict[str, Any]) -> list[Workload]:
+    """By how long they took to compile when they were last measured; what never was comes first."""
+    seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for row in document["rows"]:
+        seconds[row["workload"], row["mode"]] += row["compile_s"] or 0
+    return sorted(due, key=lambda w: -seconds.get((w.name, w.mode), math.inf))
+
+
 def _run_on_several(
     options: argparse.Namespace, due: Sequence[Workload], keep: Callable[[Workload, Outcome], None]
 ) -> None:
@@ -216,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.advance(task)
 
         if options.gpus:
-            _run_on_several(options, due, keep)
+            _run_on_several(options, longest_first(due, document), keep)
         for workload in [] if options.gpus else due:
             progress.update(task, description=workload.key)
             command = _command(options.suite, workload, options.variants)

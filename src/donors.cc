@@ -19,6 +19,11 @@ std::vector<const Symbol*> outputs_by_size(const LinkedGraph& linked) {
   return outputs;
 }
 
+struct Taken {
+  const Symbol* output;
+  DonatedInput donor;
+};
+
 bool fits(const DonatedInput& input, const Symbol& output, const Uses& uses) {
   return input.size >= output.size && is_about_as_large(input.size, output.size) &&
          uses.input_end[input.slot] <= uses.output_begin[output.slot];
@@ -37,20 +42,20 @@ std::vector<DonatedInput> fill_one_by_one(LinkedGraph& linked, const Uses& uses,
     return std::pair(input.size, uses.input_end[input.slot]);
   };
   std::ranges::stable_sort(donors, std::greater(), place_in_order);
-  std::vector<std::pair<const Symbol*, DonatedInput>> taken;
+  std::vector<Taken> taken;
   for (const Symbol* output : outputs_by_size(linked)) {
     const auto donor = std::ranges::find_if(
         donors, [&](const DonatedInput& input) { return fits(input, *output, uses); });
     if (donor == donors.end()) continue;
-    taken.emplace_back(output, *donor);
+    taken.push_back({output, *donor});
     donors.erase(donor);
   }
-  for (auto& [output, donor] : taken) {
+  for (Taken& pair : taken) {
     const auto smallest = std::find_if(donors.rbegin(), donors.rend(), [&](const auto& input) {
-      return input.size < donor.size && fits(input, *output, uses);
+      return input.size < pair.donor.size && fits(input, *pair.output, uses);
     });
-    if (smallest != donors.rend()) std::swap(*smallest, donor);
-    linked.donors[output->slot] = {.input = donor.slot};
+    if (smallest != donors.rend()) std::swap(*smallest, pair.donor);
+    linked.donors[pair.output->slot] = {.input = pair.donor.slot};
     std::ranges::stable_sort(donors, std::greater(), place_in_order);
   }
   return donors;

@@ -165,6 +165,34 @@ def test_nothing_is_timed_while_something_compiles(tmp_path: Path) -> None:
     assert [event.split()[1] for event in events[first:]] == ["starts", "ends"] * 4
 
 
+def test_a_job_is_reported_when_it_ends(tmp_path: Path) -> None:
+    """So that what was measured is kept if the run is stopped."""
+
+    def command(key: str) -> Callable[[str], list[str]]:
+        return lambda token: [sys.executable, "-c", _WORKER, key, token, str(tmp_path)]
+
+    seen: list[str] = []
+
+    def report(key: str, outcome: lanes.Outcome) -> None:
+        seen.append((tmp_path / "log").read_text())
+
+    lanes.run_lanes(
+        {"a": command("a"), "b": command("b")}, ["0"], timeout=8, at_a_time=1, report=report
+    )
+    assert [log.count("ends") for log in seen] == [1, 2]
+
+
+def test_the_longest_workloads_start_first() -> None:
+    due = [workload for workload in PAPER if workload.name in ("EOS", "ST", "TKE")]
+    document = {
+        "rows": [
+            {"workload": name, "mode": "inference", "compile_s": seconds}
+            for name, seconds in (("EOS", 2.0), ("EOS", None), ("ST", 3.0), ("ST", 4.0))
+        ]
+    }
+    assert [w.name for w in run.longest_first(due, document)] == ["TKE", "ST", "EOS"]
+
+
 def test_the_summary_is_a_geometric_mean() -> None:
     assert "PyGraph 1.41, Inductor with graphs 1.12" in results_table.summary(_document())
 
