@@ -133,10 +133,12 @@ class Run:
         return Verification(outputs, failure)
 
     def _compare(self, suspects: Sequence[int]) -> list[Mismatch]:
-        comparison = Comparison(self._replay(_ONES, suspects), self._replay(_ZEROS, suspects))
-        comparison.add_replay(self._replay(_ONES, suspects))
+        # An output in donated memory is not poisoned, so these two leave the call's memory as it is.
+        ones, zeros = (self._replay(poison, suspects, gives_away=False) for poison in (_ONES, _ZEROS))
+        comparison = Comparison(ones, zeros)
         for _ in range(_FEW_RUNS):
             comparison.add_run(self._run(suspects))
+        comparison.add_replay(self._replay(_ONES, suspects))
         # What changes the order of atomic additions: kernels right after each other, as in a graph,
         # and work of others on the GPU.
         for load in (keep_busy, disturb):
@@ -170,13 +172,16 @@ class Run:
         results = self._results(outputs, kept)
         return [results[i] for i in wanted]
 
-    def _replay(self, poison: int, wanted: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """All or the wanted results of a replay on clones. Raises VerificationError."""
+    def _replay(
+        self, poison: int, wanted: Sequence[int] | None = None, gives_away: bool = True
+    ) -> list[torch.Tensor]:
+        """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
+        calls do. Raises VerificationError."""
         args = self._clones()
         self._set_offsets()
         try:
             self._pair.poison()
-            outputs = list(self.graph.replay(args, True, poison))
+            outputs = list(self.graph.replay(args, gives_away, poison))
         except runtime.engine().DriverError as error:
             raise VerificationError(f"the graph cannot be launched: {error}") from error
         torch.cuda.current_stream().synchronize()

@@ -302,12 +302,25 @@ class _Wrong(_Refusing):
     def __init__(self, error: float, output_bytes: int) -> None:
         super().__init__("", RuntimeError())
         self.output_bytes = output_bytes
+        self.given_away: list[bool] = []  # by replay
         self._off = error
 
     def replay(
         self, arguments: list[torch.Tensor], gives_away: bool, poison: int
     ) -> list[torch.Tensor]:
+        self.given_away.append(gives_away)
         return [arguments[0] + 1 + self._off]
+
+
+@pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_what_is_judged_is_a_replay_with_donated_memory(error: float) -> None:
+    graph = _Wrong(error, 0)
+    _look(graph, [])
+    assert graph.given_away == [True]
+    _look(graph, [0])
+    assert graph.given_away[1:3] == [False, False]  # these show which elements nobody writes
+    assert graph.given_away[3:] == [True] * (1 if error == 0 else 3)
 
 
 @pytest.mark.usefixtures("stream")
