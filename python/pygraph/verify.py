@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from pygraph import gpu_memory, runtime
+from pygraph.clones import clone_shared_storages
 from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
@@ -88,19 +89,22 @@ class Run:
         self._pair = recording.pair
         self._overwritten = sorted(mutated | frozenset(recording.graph.donated))
         self._visible = sorted(mutated - recording.given_away)
+        # Of replays: whether the call gives away what the graph can use. Calls may come in both.
+        self._layouts = (True, False) if recording.graph.donated else (True,)
         self._host_seconds = 0.0  # of the last uncaptured run on clones
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
 
     def first_look(self) -> Verification:
-        """One replay, then the call itself."""
-        seen: Sequence[Any] = []
+        """One replay in each layout, then the call itself."""
+        seen: list[Sequence[Any]] = []
         failure = ""
         in_bits = self.graph.output_bytes <= LARGE_BYTES
         try:
-            results = self._replay(_ONES)
-            seen = results if in_bits else fingerprints(results)
-            del results
+            for gives_away in self._layouts:
+                results = self._replay(_ONES, gives_away=gives_away)
+                seen.append(results if in_bits else fingerprints(results))
+                del results
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -109,8 +113,13 @@ class Run:
         try:
             expected: Sequence[Any] = results if in_bits else fingerprints(results)
             is_same = same_bits if in_bits else eq
-            pairs = enumerate(zip(seen, expected, strict=True))
-            return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
+            suspects = {
+                i
+                for replay in seen
+                for i, (a, b) in enumerate(zip(replay, expected, strict=True))
+                if not is_same(a, b)
+            }
+            return Verification(outputs, suspects=sorted(suspects))
         except Exception as error:
             return Verification(outputs, _describe(error))
 
@@ -125,8 +134,9 @@ class Run:
         outputs, results = self._call()
         if mismatches:
             worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
+            wrong = len({mismatch.position for mismatch in mismatches})
             failure = (
-                f"verification failed: {len(mismatches)} of {len(results)} results differ from the "
+                f"verification failed: {wrong} of {len(results)} results differ from the "
                 f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
                 f"uncaptured run by {worst.runs}"
             )
@@ -138,17 +148,25 @@ class Run:
         comparison = Comparison(ones, zeros)
         for _ in range(_FEW_RUNS):
             comparison.add_run(self._run(suspects))
-        comparison.add_replay(self._replay(_ONES, suspects))
+        mismatches = self._judge(comparison, suspects)
         # What changes the order of atomic additions: kernels right after each other, as in a graph,
         # and work of others on the GPU.
         for load in (keep_busy, disturb):
-            if not comparison.mismatches():
+            if not mismatches:
                 break
             for _ in range(_FURTHER_RUNS):
                 comparison.add_run(self._run(suspects, load))
             load(2 * self._host_seconds)
-            comparison.add_replay(self._replay(_ONES, suspects))
-        return comparison.mismatches()
+            mismatches = self._judge(comparison, suspects)
+        return mismatches
+
+    def _judge(self, comparison: Comparison, suspects: Sequence[int]) -> list[Mismatch]:
+        """What is wrong in a replay in any of the layouts."""
+        found: list[Mismatch] = []
+        for gives_away in self._layouts:
+            comparison.add_replay(self._replay(_ONES, suspects, gives_away))
+            found += comparison.mismatches()
+        return found
 
     def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
         """The call: its outputs, and all its results. After this the inputs are gone."""
@@ -193,7 +211,7 @@ class Run:
         return results if wanted is None else [results[i] for i in wanted]
 
     def _clones(self) -> list[Any]:
-        return _clone_shared_storages(self._args, self._overwritten)
+        return clone_shared_storages(self._args, self._overwritten)
 
     def _results(
         self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
@@ -218,37 +236,3 @@ def _describe(error: Exception) -> str:
         return str(error)
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"verification failed with {type(error).__name__}: {first_line}"
-
-
-def _clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    """``args`` with the tensors at ``positions``, and all that share their memory, on clones.
-
-    Whole storages are cloned, so that tensors which overlap still do, at the same offsets. The list
-    gives the clones away, as calls do. So no Python object may ever exist for their storages: PyTorch
-    keeps it, and its reference, for as long as the storage lives.
-    """
-    clones: dict[int, torch.Tensor] = {}  # the bytes, by address of the storage
-    for i in positions:
-        if isinstance(args[i], torch.Tensor):
-            storage = args[i].untyped_storage()
-            if storage.data_ptr() not in clones:
-                clones[storage.data_ptr()] = _bytes_of(storage)
-    result = list(args)
-    for i, arg in enumerate(args):
-        if not isinstance(arg, torch.Tensor):
-            continue
-        clone = clones.get(arg.untyped_storage().data_ptr())
-        if clone is not None:
-            tensor = torch.empty(0, dtype=arg.dtype, device=arg.device)
-            layout = (arg.storage_offset(), arg.size(), arg.stride())
-            result[i] = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
-    return result
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A copy of all bytes, as many more as numbers of any type need."""
-    count = storage.nbytes()
-    original = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (count,), (1,))
-    copy = torch.empty(-(-count // 16) * 16, dtype=torch.uint8, device=storage.device)
-    copy[:count].copy_(original)
-    return copy

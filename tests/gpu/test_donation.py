@@ -145,12 +145,14 @@ def test_what_is_given_away() -> None:
     assert positions([torch.zeros(4)]) == []  # on the CPU
 
 
-def test_what_is_verified_is_the_layout_of_calls_that_give_memory_away() -> None:
+def test_both_layouts_are_verified() -> None:
+    """One replay with donated memory, one without; real calls donate it."""
     module = Wide().cuda()
     model = compiled(module)
     _gradients(model, module, [randn(1024, 1024) for _ in range(4)])
     (graph,) = _backward_graphs()
-    assert graph.replays == graph.donated_replays >= 3  # type: ignore[attr-defined]
+    assert graph.replays - graph.donated_replays == 1  # type: ignore[attr-defined]
+    assert graph.donated_replays >= 2  # type: ignore[attr-defined]
 
 
 def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pygraph import compare, distance, runtime, verify
+from pygraph.clones import clone_shared_storages
 from pygraph.recorder import Recording
 
 Results = list[torch.Tensor]
@@ -314,13 +315,34 @@ class _Wrong(_Refusing):
 
 @pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize("error", [0.0, 1.0])
-def test_what_is_judged_is_a_replay_with_donated_memory(error: float) -> None:
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_replays_with_donated_memory_are_judged_and_those_that_keep_it(
+    donated: tuple[int, ...], error: float
+) -> None:
     graph = _Wrong(error, 0)
+    graph.donated = donated
+    judged = [True, False] if donated else [True]
     _look(graph, [])
-    assert graph.given_away == [True]
+    assert graph.given_away == judged
+    graph.given_away.clear()
     _look(graph, [0])
-    assert graph.given_away[1:3] == [False, False]  # these show which elements nobody writes
-    assert graph.given_away[3:] == [True] * (1 if error == 0 else 3)
+    assert graph.given_away[:2] == [False, False]  # these show which elements nobody writes
+    assert graph.given_away[2:] == judged * (1 if error == 0 else 3)
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_graph_that_is_wrong_in_one_layout_is_refused() -> None:
+    class WrongIfDonated(_Wrong):
+        donated = (0,)
+
+        def replay(
+            self, arguments: list[torch.Tensor], gives_away: bool, poison: int
+        ) -> list[torch.Tensor]:
+            return [arguments[0] + 1 + (self._off if gives_away else 0)]
+
+    graph = WrongIfDonated(1.0, 0)
+    assert list(_look(graph, []).suspects) == [0]
+    assert "1 of 1 results differ" in _look(graph, [0]).failure
 
 
 @pytest.mark.usefixtures("stream")
@@ -357,7 +379,7 @@ def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
 def test_clones_lie_as_their_originals_do(dtype: torch.dtype) -> None:
     base = torch.arange(15).to(dtype)
     args = [base[1:7], 3, base[2:].as_strided((2, 3), (5, 2), 4), None, torch.ones(3), base[:0]]
-    clones = verify._clone_shared_storages(args, [0, 1, 3])
+    clones = clone_shared_storages(args, [0, 1, 3])
     assert clones[1] == 3
     assert clones[4] is args[4]
     for i in (0, 2, 5):

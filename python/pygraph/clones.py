@@ -1,0 +1,42 @@
+"""Copies of a call's arguments, for runs that may overwrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """``args`` with the tensors at ``positions``, and all that share their memory, on clones.
+
+    Whole storages are cloned, so that tensors which overlap still do, at the same offsets. The list
+    gives the clones away, as calls do. So no Python object may ever exist for their storages: PyTorch
+    keeps it, and its reference, for as long as the storage lives.
+    """
+    clones: dict[int, torch.Tensor] = {}  # the bytes, by address of the storage
+    for i in positions:
+        if isinstance(args[i], torch.Tensor):
+            storage = args[i].untyped_storage()
+            if storage.data_ptr() not in clones:
+                clones[storage.data_ptr()] = _bytes_of(storage)
+    result = list(args)
+    for i, arg in enumerate(args):
+        if not isinstance(arg, torch.Tensor):
+            continue
+        clone = clones.get(arg.untyped_storage().data_ptr())
+        if clone is not None:
+            tensor = torch.empty(0, dtype=arg.dtype, device=arg.device)
+            layout = (arg.storage_offset(), arg.size(), arg.stride())
+            result[i] = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
+    return result
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A copy of all bytes, as many more as numbers of any type need."""
+    count = storage.nbytes()
+    original = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (count,), (1,))
+    copy = torch.empty(-(-count // 16) * 16, dtype=torch.uint8, device=storage.device)
+    copy[:count].copy_(original)
+    return copy
