@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import dynamo_ranges, observe, runtime, shortcut
+from pygraph import dynamo_ranges, observe, runtime, shortcut, substitutes
 from pygraph import options as options_module
 from pygraph.entry import PartitionInfo
 from pygraph.options import BackendConfig
@@ -54,6 +54,7 @@ class Backend:
         options: Inductor's options, and ``pygraph.*`` (:class:`pygraph.options.Options`).
         Raises ValueError for an unknown mode or option.
         """
+        substitutes.register()
         config = options_module.parse(mode, options)
         reason = runtime.unavailable_reason()
         if not config.graphs or reason is not None:
@@ -63,6 +64,13 @@ class Backend:
         function = _compile_with_graphs(gm, example_inputs, config)
         dynamo_ranges.leave_out()
         return function
+
+    def transforms_for(
+        self, mode: str | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Names of the transformations that a program compiled with these arguments gets."""
+        config = options_module.parse(mode, options)
+        return config.own.transforms if config.graphs else ()
 
     def reset(self) -> None:
         """Drops all captured graphs; ``torch._dynamo.reset()`` calls this."""

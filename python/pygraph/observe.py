@@ -47,6 +47,10 @@ class Observation:
         self.graphs.append((name, fx.GraphModule(owner, _copy(graph)).graph if owner else graph))
         self.applied += applied
 
+    def note_applied(self, note: Applied) -> None:
+        if note not in self.applied:  # Dynamo traces a function again after a graph break
+            self.applied.append(note)
+
     def note_break(self, reason: Any) -> None:
         """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""
         if reason is None or not reason.graph_break:

@@ -175,3 +175,19 @@ def test_a_cpu_tensor_in_the_users_own_capture_is_refused_as_by_pytorch() -> Non
         model(x, table)
     with torch.no_grad():
         torch.testing.assert_close(model(x, table), x.sin() + table.cuda())
+
+
+def test_masks_of_objects_are_pasted_in_one_graph() -> None:
+    roi_heads = pytest.importorskip("torchvision.models.detection.roi_heads")
+
+    def paste(masks: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        return roi_heads.paste_masks_in_image(masks, boxes, (48, 64)) * 2
+
+    model = torch.compile(paste, backend="pygraph")
+    for _ in range(4):
+        first, second = torch.rand(2, 7, 2, device="cuda") * torch.tensor([64, 48], device="cuda")
+        boxes = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], 1)
+        masks = torch.rand(7, 1, 28, 28, device="cuda")
+        torch.testing.assert_close(model(masks, boxes), paste(masks, boxes), atol=6e-6, rtol=0)
+    (graph,) = pygraph.stats()
+    assert graph.replays >= 2

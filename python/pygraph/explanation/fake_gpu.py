@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from pygraph import observe, substitutes
 from pygraph.observe import Cut, Observation, observing
 from pygraph.transforms.graph_pass import GraphPass
 
@@ -57,7 +58,8 @@ def trace(
 
     placed_args, placed_kwargs = pytree.tree_map(place, (tuple(args), kwargs))
     fake_model = on_fake_gpu(model, mode) if isinstance(model, nn.Module) else model
-    backend = _tracing_backend(transforms, mode)
+    backend = _TracingBackend(transforms, mode)
+    substitutes.register()
     torch._dynamo.reset()
     try:
         # Autograd asks the driver for streams even on fake tensors, so this is forward only.
@@ -96,39 +98,45 @@ def on_fake_gpu(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return fake
 
 
-def _tracing_backend(transforms: Sequence[str], mode: FakeTensorMode) -> Callable[..., Any]:
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._inductor.decomposition import select_decomp_table
+class _TracingBackend:
+    """Transforms every graph and notes it; programs that it compiles return fresh fake tensors."""
 
-    from pygraph import observe
+    def __init__(self, transforms: Sequence[str], mode: FakeTensorMode) -> None:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
 
-    def compiler(name: str) -> Callable[..., Any]:
+        self._transforms = tuple(transforms)
+        self._mode = mode
+        self._traced = aot_autograd(
+            fw_compiler=self._compiler("forward"),
+            bw_compiler=self._compiler("backward"),
+            inference_compiler=self._compiler("inference"),
+            decompositions=select_decomp_table(),
+        )
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        observation = observe.current()
+        if observation is not None:
+            observation.note_break(getattr(gm, "compile_subgraph_reason", None))
+        return self._traced(gm, inputs)
+
+    def transforms_for(self) -> tuple[str, ...]:
+        """As :meth:`pygraph.backend.Backend.transforms_for`."""
+        return self._transforms
+
+    def _compiler(self, name: str) -> Callable[..., Any]:
+        from functorch.compile import make_boxed_func
+
         def note(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             observation = observe.current()
-            graph_pass = GraphPass(frozenset(transforms), frozenset())
+            graph_pass = GraphPass(frozenset(self._transforms), frozenset())
             applied = graph_pass.transform(gm.graph)
             if observation is not None:
                 observation.note_graph(name, gm.graph, applied)
             (output,) = gm.graph.find_nodes(op="output")
-            return make_boxed_func(lambda *args: _fresh(output.args[0], mode))
+            return make_boxed_func(lambda *args: _fresh(output.args[0], self._mode))
 
         return note
-
-    traced = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions=select_decomp_table(),
-    )
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        observation = observe.current()
-        if observation is not None:
-            observation.note_break(getattr(gm, "compile_subgraph_reason", None))
-        return traced(gm, inputs)
-
-    return backend
 
 
 def _fresh(outputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

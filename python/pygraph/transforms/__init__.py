@@ -11,5 +11,6 @@ that provably changes no result:
     cpu_outputs   copies to the CPU that only the caller sees come after all GPU work
     conditionals  both branches of a small pure torch.cond are computed, and one is chosen
 
-They run on Inductor's post-grad graph: functional, decomposed, shared by forward and backward.
+They run on Inductor's post-grad graph: functional, decomposed, shared by forward and backward. A sixth,
+``library_functions``, comes before there is a graph: :mod:`pygraph.substitutes`.
 """

@@ -1,3 +1,7 @@
 """The names of the transformations, apart from their code, which needs the engine."""
 
-TRANSFORMS = ("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", "conditionals")
+LIBRARY_FUNCTIONS = "library_functions"  # before the FX graph: pygraph.substitutes
+TRANSFORMS = (
+    *("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", "conditionals"),
+    LIBRARY_FUNCTIONS,
+)
