@@ -31,8 +31,8 @@ Argument unsupported(std::string reason) {
 }
 
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.has_storage();
+  return tensor.layout() == c10::kStrided && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         tensor.has_storage();
 }
 
 Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
@@ -45,6 +45,7 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
   argument.sizes = tensor.sizes().vec();
   argument.strides = tensor.strides().vec();
   argument.extent = extent_of(tensor);
+  argument.lazy = lazy_bits_of(tensor);
   if (argument.kind == ArgumentKind::kTensor) {
     argument.alignment = alignment_class(address_of(tensor));
   }
@@ -52,6 +53,15 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
 }
 
 }  // namespace
+
+LazyBits lazy_bits_of(const at::Tensor& tensor) {
+  return {.conjugate = tensor.is_conj(), .negative = tensor.is_neg()};
+}
+
+void set_lazy_bits(const at::Tensor& tensor, LazyBits bits) {
+  if (bits.conjugate) tensor._set_conj(true);
+  if (bits.negative) tensor._set_neg(true);
+}
 
 uint64_t extent_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return 0;
@@ -81,7 +91,7 @@ bool Argument::matches(PyObject* argument, c10::Device device) const {
       if (!THPVariable_Check(argument)) return false;
       const at::Tensor& tensor = unpack_tensor(argument);
       if (tensor.scalar_type() != dtype || tensor.device() != device || !is_plain(tensor) ||
-          !std::ranges::equal(tensor.sizes(), sizes) ||
+          lazy_bits_of(tensor) != lazy || !std::ranges::equal(tensor.sizes(), sizes) ||
           !std::ranges::equal(tensor.strides(), strides)) {
         return false;
       }
@@ -173,6 +183,7 @@ static void append_argument(std::string& signature, PyObject* object, c10::Devic
       append(static_cast<uint8_t>(tensor.dim()));
       append_bytes(signature, tensor.sizes().data(), tensor.dim() * sizeof(int64_t));
       append_bytes(signature, tensor.strides().data(), tensor.dim() * sizeof(int64_t));
+      append(lazy_bits_of(tensor));
       if (tensor.numel() > 0) append(alignment_class(address_of(tensor)));
       return;
     }
@@ -205,6 +216,7 @@ at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, Addre
   at::Tensor stand_in = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   stand_in.unsafeGetTensorImpl()->set_sizes_and_strides(argument.sizes, argument.strides);
+  set_lazy_bits(stand_in, argument.lazy);
   return stand_in;
 }
 

@@ -27,6 +27,15 @@ enum class ArgumentKind : uint8_t {
   kUnsupported  // graphs cannot take it; `reason` says why
 };
 
+// Operations that PyTorch leaves to whoever reads the tensor.
+struct LazyBits {
+  bool conjugate = false;
+  bool negative = false;
+  bool operator==(const LazyBits&) const = default;
+};
+LazyBits lazy_bits_of(const at::Tensor& tensor);
+void set_lazy_bits(const at::Tensor& tensor, LazyBits bits);
+
 struct Argument {
   ArgumentKind kind = ArgumentKind::kNone;
   // Tensors.
@@ -35,6 +44,7 @@ struct Argument {
   std::vector<int64_t> strides;
   uint64_t extent = 0;     // bytes from the first to one past the last element
   uint64_t alignment = 0;  // of the address, in classes: 1, 2, 4, 8, 16, 256
+  LazyBits lazy;
   // Numbers.
   int64_t integer = 0;
   double real = 0;

@@ -6,8 +6,6 @@
 #include <map>
 #include <utility>
 
-#include "arguments.h"
-
 namespace pygraph {
 namespace {
 
@@ -49,6 +47,7 @@ void describe_layout(const at::Tensor& tensor, int64_t base_offset, Output& outp
   output.sizes = tensor.sizes().vec();
   output.strides = tensor.strides().vec();
   output.dtype = tensor.dtype();
+  output.lazy = lazy_bits_of(tensor);
   output.byte_offset =
       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) - base_offset;
 }
@@ -69,14 +68,15 @@ at::Tensor make_view(const Output& output, PyObject* arguments) {
   const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(arguments, output.source));
   const int64_t base_offset = base.storage_offset() * static_cast<int64_t>(base.itemsize());
   return make_tensor(base.storage(), output.dtype, output.sizes, output.strides,
-                     base_offset + output.byte_offset);
+                     base_offset + output.byte_offset, output.lazy);
 }
 
 }  // namespace
 
 bool Output::same_layout(const Output& other) const {
   return kind == other.kind && source == other.source && sizes == other.sizes &&
-         strides == other.strides && byte_offset == other.byte_offset && dtype == other.dtype;
+         strides == other.strides && byte_offset == other.byte_offset && dtype == other.dtype &&
+         lazy == other.lazy;
 }
 
 OutputPlan::~OutputPlan() {
@@ -219,13 +219,14 @@ void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
 }
 
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides, int64_t byte_offset) {
+                       c10::IntArrayRef strides, int64_t byte_offset, LazyBits lazy) {
   // A view of an argument that the graph only hands through may be one on the CPU.
   const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
                                                                c10::DispatchKeySet(key), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
       sizes, strides, byte_offset / static_cast<int64_t>(dtype.itemsize()));
+  set_lazy_bits(tensor, lazy);
   return tensor;
 }
 
@@ -242,7 +243,7 @@ PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>&
         const Buffer& buffer = plan.buffers[output.source];
         object = THPVariable_Wrap(
             make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
-                        static_cast<int64_t>(buffer.offset) + output.byte_offset));
+                        static_cast<int64_t>(buffer.offset) + output.byte_offset, output.lazy));
         break;
       }
       case OutputKind::kArgument:

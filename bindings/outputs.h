@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "arguments.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
@@ -32,6 +33,7 @@ struct Output {
   // Bytes from the start of the buffer, or from the argument's first element.
   int64_t byte_offset = 0;
   caffe2::TypeMeta dtype;
+  LazyBits lazy;
   bool same_layout(const Output& other) const;
 };
 
@@ -89,7 +91,7 @@ void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors);
 
 // A tensor on `storage`; sizes and strides in elements, `byte_offset` from the storage's start.
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides, int64_t byte_offset);
+                       c10::IntArrayRef strides, int64_t byte_offset, LazyBits lazy);
 
 // The tuple or list to return, on storages by block. Null with a Python error set on failure.
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,

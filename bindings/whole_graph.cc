@@ -39,7 +39,8 @@ PyObject* make_view(PyObject* source, const View& view) {
   const at::Tensor& base = unpack_tensor(source);
   const auto itemsize = static_cast<int64_t>(base.itemsize());
   return THPVariable_Wrap(make_tensor(base.storage(), base.dtype(), view.sizes, view.strides,
-                                      (base.storage_offset() + view.offset) * itemsize));
+                                      (base.storage_offset() + view.offset) * itemsize,
+                                      lazy_bits_of(base)));
 }
 
 PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,

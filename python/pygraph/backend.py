@@ -255,3 +255,4 @@ def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:
 
 
 backend = Backend()
+substitutes.register()  # for programs whose first graph calls such a function

@@ -29,7 +29,9 @@ def clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list
         if clone is not None:
             tensor = torch.empty(0, dtype=arg.dtype, device=arg.device)
             layout = (arg.storage_offset(), arg.size(), arg.stride())
-            result[i] = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
+            tensor = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
+            tensor = tensor.conj() if arg.is_conj() else tensor
+            result[i] = torch._neg_view(tensor) if arg.is_neg() else tensor
     return result
 
 

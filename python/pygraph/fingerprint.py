@@ -34,7 +34,14 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the tensor's bits as integers of the same size; complex gains a dimension of two."""
+    """A view of the tensor's bits as integers of the same size; complex gains a dimension of two.
+
+    The bits in memory, that is, before a conjugation or a negation that PyTorch leaves to the reader.
+    """
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER_OF_SIZE[tensor.element_size()])

@@ -1,4 +1,4 @@
-"""What PyTorch's compiler must know of PyGraph's operators (bindings/ops.cc): shapes and devices."""
+"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/ops.cc), and which wait."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import torch
 
 from pygraph import runtime
 
-# Inductor must leave these outside of graphs: they read CPU memory.
-OUTSIDE_OF_GRAPHS = ["pygraph::to_device", "pygraph::scalars_to_device"]
+# They wait for the GPU: to see whether they converged, or for numbers that they go on with. One of them
+# in a partition would keep all of it uncaptured.
+WAITING = ["aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig", "aten::histc"]
+
+# Inductor must leave these outside of graphs; PyGraph's own, because they read CPU memory.
+OUTSIDE_OF_GRAPHS = ["pygraph::to_device", "pygraph::scalars_to_device", *WAITING]
 
 runtime.engine()  # registers the operators
 

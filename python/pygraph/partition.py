@@ -25,7 +25,7 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import capture, observe, runtime
+from pygraph import capture, observe, recorder, runtime
 from pygraph.capture import Attempt, Function, SideEffects
 from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
@@ -151,19 +151,28 @@ class Partition:
         if self._watched >= _WATCHED:
             outputs = self.uncaptured(args)
         else:
-            self._watched += 1
-            outputs = self._watched_call(args)
+            outputs = self._watched_call(entry, args)
         self.entries[key] = entry
         return outputs
 
-    def _watched_call(self, args: list[Any]) -> Sequence[Any]:
-        watch = Watch(args, self.info.device)
+    def _watched_call(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
         hinted = self.info.mutated if self._hints_fit(args) else frozenset()
+        try:
+            watch = Watch(args, self.info.device)
+        except Exception as error:
+            self.refuse(entry, recorder.describe_failure(error))
+            return self.uncaptured(args)
         outputs = self.uncaptured(args)
+        try:
+            mutated = watch.mutated()
+        except Exception as error:
+            self.refuse(entry, recorder.describe_failure(error))
+            return outputs
         self._effects = SideEffects(
-            mutated=self._effects.mutated | hinted | watch.mutated(),
+            mutated=self._effects.mutated | hinted | mutated,
             draws=self._effects.draws or watch.draws(),
         )
+        self._watched += 1
         return outputs
 
     def _capture(self, entry: Entry, args: list[Any]) -> Sequence[Any]:

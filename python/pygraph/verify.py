@@ -218,7 +218,8 @@ class Run:
     ) -> list[torch.Tensor]:
         """Everything that somebody will see: the outputs, then the inputs that were written."""
         written = [args[i] for i in self._visible]
-        return [t.cuda() for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
+        tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
+        return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
 
     def _set_offsets(self) -> None:
         for generator, offset in zip(self._generators, self._offsets, strict=True):

@@ -182,3 +182,18 @@ def test_the_shortcut_makes_views_of_results_and_of_arguments_wherever_they_are(
     outputs = [(True, 0, ([8, 4], [1, 8], 0)), (False, 1, ([2, 3], [3, 1], 0)), None]
     whole = engine.whole_graph_callable(graphed, fallback, False, 2, [0], outputs)
     assert_same(whole(x, on_cpu), ((x + 1).t(), on_cpu.view(2, 3), None))
+
+
+def test_a_conjugate_that_is_left_to_the_reader() -> None:
+    def function(z: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return z * w, torch.view_as_real(z.resolve_conj()).neg(), z.conj(), (w + 1).conj()
+
+    def make_inputs() -> tuple[torch.Tensor, ...]:
+        z = randn(8, 4, dtype=torch.complex64)
+        return z.conj(), randn(8, 4, dtype=torch.complex64)
+
+    check_inference(function, make_inputs)
+    model = compiled(function)  # the same shapes without the conjugation: another graph
+    z, w = make_inputs()
+    for x in (z, z.resolve_conj(), z.conj(), z.resolve_conj().conj()) * 3:
+        assert_same(model(x, w), function(x, w))

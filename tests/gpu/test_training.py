@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .support import assert_same, captured, compiled, randn, uncaptured
+from .support import assert_same, captured, compiled, randn, refusals, uncaptured
 
 
 def _model(dropout: float = 0.0) -> nn.Module:
@@ -260,3 +260,27 @@ def test_compiled_autograd() -> None:
             gradients = _gradients(module)
     for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b / 3)
+
+
+def test_complex_weights_in_the_frequency_domain() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 9, dtype=torch.cfloat))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=16).relu()
+
+    module = Filter().cuda()
+    model = compiled(module)
+    for _ in range(5):
+        x = randn(3, 4, 16)
+        gradients = []
+        for run in (model, module):
+            module.zero_grad()
+            run(x).square().mean().backward()
+            assert module.weight.grad is not None
+            gradients.append(module.weight.grad.clone())
+        torch.testing.assert_close(*gradients)
+    assert refusals() == []
+    assert len(captured()) == 2

@@ -150,6 +150,16 @@ def test_segments_hold_every_operation_once() -> None:
         assert sum(p.operations for p in parts if p.kind is kind) == kinds.count(kind)
 
 
+def test_an_operation_that_waits_is_a_cut() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigh(x @ x.mT)[0].relu()
+
+    report = estimate("f", function, (torch.randn(8, 8),), {}, TRANSFORMS)
+    (cut,) = report.cuts
+    assert "_linalg_eigh waits for the GPU" in cut.reason
+    assert "test_explain.py" in cut.where
+
+
 def test_inputs_and_outputs_are_those_of_each_part() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         picked = (x.sin() > 0).nonzero()

@@ -18,6 +18,13 @@ def test_equal_bits_have_equal_fingerprints(dtype: torch.dtype) -> None:
     assert fingerprint(x) == fingerprint(x.clone())
 
 
+def test_what_a_reader_is_to_conjugate_or_negate_has_the_bits_of_its_memory() -> None:
+    x = torch.randn(7, 5, dtype=torch.complex64)
+    assert x.conj().is_conj() and x.conj().imag.is_neg()
+    assert fingerprint(x.conj()) == fingerprint(x)
+    assert fingerprint(x.conj().imag) == fingerprint(x.imag)
+
+
 def test_every_element_counts() -> None:
     x = torch.zeros(5000)
     base = fingerprint(x)

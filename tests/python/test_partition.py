@@ -194,8 +194,42 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(Partition, "_watched_call", lambda self, args: self.uncaptured(args))
+    monkeypatch.setattr(Partition, "_watched_call", lambda self, entry, args: self.uncaptured(args))
     return looks
+
+
+class _Watch:
+    """A watch that fails, before the call or after it."""
+
+    def __init__(self, fails_before: bool) -> None:
+        self._fails_before = fails_before
+
+    def __call__(self, args: list[object], device: int) -> _Watch:
+        if self._fails_before:
+            raise torch.OutOfMemoryError("no room for a fingerprint")
+        return self
+
+    def mutated(self) -> frozenset[int]:
+        raise torch.OutOfMemoryError("no room for a fingerprint")
+
+
+@pytest.mark.parametrize("fails_before", [True, False])
+def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
+    fails_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_module, "Watch", _Watch(fails_before))
+    calls: list[object] = []
+
+    def function(args: list[object]) -> list[object]:
+        calls.append(args[0])
+        return list(args)
+
+    partition = Partition(function, _INFO, Options())
+    entry = Entry()
+    assert partition._watched_call(entry, [5]) == [5]
+    assert calls == [5]
+    assert entry.state is State.REFUSED
+    assert "out of memory" in entry.reason
 
 
 def _call(partition: Partition, number: object) -> Entry:

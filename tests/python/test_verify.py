@@ -375,6 +375,18 @@ def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
     assert "memory it was recorded with" in _look(_Wrong(0, 0), [], pair).failure
 
 
+def test_clones_keep_what_pytorch_leaves_to_the_reader() -> None:
+    base = torch.randn(6, dtype=torch.complex64)
+    args = [base.conj(), base.conj().imag]
+    clones = clone_shared_storages(args, [0])
+    assert clones[0].is_conj() and clones[1].is_neg()
+    for clone, original in zip(clones, args, strict=True):
+        assert torch.equal(clone, original)
+    clones[0].resolve_conj().zero_()
+    base.zero_()
+    assert clones[0].abs().sum() > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])
 def test_clones_lie_as_their_originals_do(dtype: torch.dtype) -> None:
     base = torch.arange(15).to(dtype)

@@ -98,7 +98,7 @@ def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_wanted() -> bool:
     """Whether the compiler that Dynamo traces for wants substitutes; called while it traces."""
     from torch._dynamo.eval_frame import innermost_backend
@@ -112,7 +112,7 @@ def _is_wanted() -> bool:
     )
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _note(what: str) -> bool:
     """Tells the report and the log that a substitute was traced."""
     stack = TracingContext.extract_stack()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def replace(roi_heads: types.ModuleType) -> None:
     @substitute(roi_heads.paste_masks_in_image, sources_of(roi_heads), DIGEST)
     def paste_masks_in_image(
         masks: Tensor, boxes: Tensor, img_shape: tuple[int, int], padding: int = 1
-    ) -> Tensor:
+    ) -> Any:
         if not masks.is_cuda or masks.dtype != torch.float32:
             return NotImplemented
         masks, scale = roi_heads.expand_masks(masks, padding=padding)
