@@ -12,7 +12,7 @@ from pygraph.fingerprint import as_integers
 
 # Elements that differ by more than this share of their value do not agree even roughly.
 _ROUGHLY = 0.05
-_CHUNK = 1 << 24  # elements compared at a time
+_CHUNK = 1 << 20  # elements compared at a time
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,14 @@ def give_back(after: int) -> None:
     PyTorch may refuse it while another thread captures.
     """
     if after > _MUCH:
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
+        give_back_all()
+
+
+def give_back_all() -> None:
+    """Lets the allocator give back all that it keeps, as PyTorch's graphs do at each recording. Never
+    raises."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 def free_library_workspaces() -> None:

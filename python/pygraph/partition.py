@@ -31,6 +31,7 @@ from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
 from pygraph.recording_policy import RecordingPolicy
 from pygraph.selector import Selector
+from pygraph.unpacked import Lengths, lengths_of, unpack, unpacked_function, unpacked_info
 from pygraph.watch import Watch
 
 log = logging.getLogger("pygraph")
@@ -54,6 +55,7 @@ class Partition:
         self._selector = Selector(self, options.select)
         self._generation = 0  # counts resets
         self._watched = 0
+        self._unpacked: dict[Lengths, Partition] = {}  # for calls with tuples
         self._effects = SideEffects()  # of the function, as seen in its first calls
         uncaptured = self.uncaptured if info.on_host else function
         self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
@@ -85,6 +87,8 @@ class Partition:
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
         """Called by the engine when nothing is decided for the arguments, or a look is due."""
+        if any(isinstance(arg, (tuple, list)) for arg in args):
+            return self._call_unpacked(args)
         if torch.autograd.profiler._is_profiler_enabled:
             return self.uncaptured(args)  # recording would take the profiler's place
         modes = _get_current_dispatch_mode_stack()
@@ -107,6 +111,14 @@ class Partition:
             if entry.state is State.UNCAPTURED:
                 return self._capture(entry, args)
         return self._selector.look(key, entry, args)
+
+    def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
+        lengths = lengths_of(args)
+        if lengths not in self._unpacked:
+            function = unpacked_function(self._function, lengths)
+            info = unpacked_info(self.info, lengths)
+            self._unpacked[lengths] = Partition(function, info, self._options)
+        return self._unpacked[lengths].callable(unpack(args))  # type: ignore[no-any-return]
 
     def _wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
         """Leaves calls that are not worth a recording yet to the engine. False if they are."""

@@ -35,6 +35,7 @@ class Selector:
         self._partition = partition
         self._mode = mode
         self._graphs_in_a_row = 0
+        self._has_cleaned_up = False
 
     def recall(self, key: bytes, entry: Entry) -> None:
         """A signature is worth recording: is it known already that a graph is not wanted?"""
@@ -53,7 +54,7 @@ class Selector:
         if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
             self._start_trial(entry)
         else:
-            gpu_memory.free_library_workspaces()
+            self._clean_up(entry)
             self._keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
@@ -130,9 +131,7 @@ class Selector:
         log.info(
             "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
         )
-        # What the uncaptured calls have left:
-        gpu_memory.free_library_workspaces()
-        gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
+        self._clean_up(entry)
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
             entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
@@ -141,6 +140,15 @@ class Selector:
             entry.state = State.CAPTURED
             if self._partition.entries.get(key) is entry:  # not reset meanwhile
                 self._keep(entry)
+
+    def _clean_up(self, entry: Entry) -> None:
+        """Frees what compilation, verification and uncaptured calls have left."""
+        gpu_memory.free_library_workspaces()
+        if self._has_cleaned_up:  # later shapes come while the program is under way
+            gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
+        else:
+            gpu_memory.give_back_all()
+            self._has_cleaned_up = True
 
     def _decide_anew(self, key: bytes, entry: Entry) -> None:
         partition = self._partition

@@ -185,13 +185,14 @@ def test_masks_of_objects_are_pasted_in_one_graph() -> None:
     def paste(masks: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         return roi_heads.paste_masks_in_image(masks, boxes, (48, 64)) * 2
 
-    model = torch.compile(paste, backend="pygraph")
+    compiled(torch.sin)(randn(2))  # the substitutes of what is imported are known from here on
+    model = compiled(paste)
     for _ in range(4):
         first, second = torch.rand(2, 7, 2, device="cuda") * torch.tensor([64, 48], device="cuda")
         boxes = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], 1)
         masks = torch.rand(7, 1, 28, 28, device="cuda")
         torch.testing.assert_close(model(masks, boxes), paste(masks, boxes), atol=2e-5, rtol=0)
-    assert [graph.state for graph in pygraph.stats()] == ["captured"]
+    assert [graph.state for graph in pygraph.stats()].count("captured") == 1
 
 
 def test_what_surrounds_an_operation_that_waits_is_captured() -> None:

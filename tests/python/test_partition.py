@@ -198,6 +198,35 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return looks
 
 
+def test_tuples_of_tensors_are_unpacked_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimpleNamespace(
+        graphed_callable=lambda function, miss, device: miss,
+        signature=lambda args, device: repr(args).encode(),
+        wait=lambda *args: None,
+    )
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(Partition, "_watched_call", lambda self, entry, args: self.uncaptured(args))
+
+    def function(args: list[object]) -> list[object]:
+        result = list(args)
+        args.clear()
+        return result
+
+    info = dataclasses.replace(
+        _INFO, argument_count=4, static=frozenset({2}), mutated=frozenset({0, 3})
+    )
+    partition = Partition(function, info, Options())
+    for last in (7, 8):
+        args: list[object] = [1, (2, 3), 4, last]
+        assert partition._miss(args) == [1, (2, 3), 4, last]
+        assert args == []
+    assert partition._miss([1, [2], 4, 7]) == [1, (2,), 4, 7]
+    first, second = partition._unpacked.values()
+    assert not partition.entries and len(first.entries) == 2 and len(second.entries) == 1
+    assert first.info.argument_count == 5
+    assert (first.info.static, first.info.mutated) == (frozenset({3}), frozenset({0, 4}))
+
+
 class _Watch:
     """A watch that fails, before the call or after it."""
 
