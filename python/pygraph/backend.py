@@ -26,7 +26,7 @@ from pygraph.partition import Partition
 log = logging.getLogger("pygraph")
 
 # In the key of Inductor's cache: code made for us is not mixed up with other backends'.
-_CACHE_TAG = "pygraph-0.6"
+_CACHE_TAG = "pygraph-0.7"
 
 
 _READS_RANDOM_STATE_ON_HOST = (
