@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch._decomp.decompositions import _upsample_linear
 
+from pygraph import substitutes
 from pygraph.backend import backend
 from pygraph.explanation.estimate import estimate
 from pygraph.substitutes import digest_of, substitute, torchvision_masks
@@ -81,6 +83,13 @@ def test_another_source_is_kept() -> None:
     assert _call(_unknown_function, compiler=_Compiler(LIBRARY_FUNCTIONS)) == 2
     sources = torchvision_masks.sources_of(roi_heads)
     assert digest_of(sources) == torchvision_masks.DIGEST, "a new torchvision: compare, then add"
+
+
+def test_a_library_without_the_function_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, roi_heads.__name__, ModuleType("another version"))
+    monkeypatch.setattr(substitutes, "_seen", set())
+    substitutes.register()
+    assert substitutes._seen == {roi_heads.__name__}
 
 
 class _PytorchsDecomposition(ModuleType):

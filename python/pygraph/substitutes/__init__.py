@@ -46,11 +46,18 @@ _seen: set[str] = set()
 
 
 def register() -> None:
-    """Makes the substitutes known to Dynamo for those libraries that have been imported by now."""
+    """Makes the substitutes known to Dynamo for those libraries that have been imported by now.
+
+    Never raises: a library that lacks what is replaced, or whose function somebody else replaces,
+    keeps its own.
+    """
     for library, ours in _MODULES.items():
         if library in sys.modules and library not in _seen:
             _seen.add(library)
-            importlib.import_module(ours).replace(sys.modules[library])
+            try:
+                importlib.import_module(ours).replace(sys.modules[library])
+            except Exception as error:
+                log.info("%s is kept as it is: %s", library, error)
 
 
 def substitute(
