@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pygraph import compare, distance, runtime, verify
-from pygraph.clones import clone_shared_storages
 from pygraph.recorder import Recording
 
 Results = list[torch.Tensor]
@@ -373,31 +372,3 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
     assert "memory it was recorded with" in _look(_Wrong(0, 0), [], pair).failure
-
-
-def test_clones_keep_what_pytorch_leaves_to_the_reader() -> None:
-    base = torch.randn(6, dtype=torch.complex64)
-    args = [base.conj(), base.conj().imag]
-    clones = clone_shared_storages(args, [0])
-    assert clones[0].is_conj() and clones[1].is_neg()
-    for clone, original in zip(clones, args, strict=True):
-        assert torch.equal(clone, original)
-    clones[0].resolve_conj().zero_()
-    base.zero_()
-    assert clones[0].abs().sum() > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])
-def test_clones_lie_as_their_originals_do(dtype: torch.dtype) -> None:
-    base = torch.arange(15).to(dtype)
-    args = [base[1:7], 3, base[2:].as_strided((2, 3), (5, 2), 4), None, torch.ones(3), base[:0]]
-    clones = clone_shared_storages(args, [0, 1, 3])
-    assert clones[1] == 3
-    assert clones[4] is args[4]
-    for i in (0, 2, 5):
-        assert torch.equal(clones[i], args[i])
-        assert clones[i].stride() == args[i].stride()
-        assert clones[i].storage_offset() == args[i].storage_offset()
-    clones[0].zero_()
-    assert base[6] != 0
-    assert clones[2].reshape(-1)[0] == 0, "the two still overlap"
