@@ -160,6 +160,46 @@ def test_an_operation_that_waits_is_a_cut() -> None:
     assert "test_explain.py" in cut.where
 
 
+def test_a_histogram_between_bounds_does_not_wait() -> None:
+    """Mixtures of experts count their tokens with it."""
+
+    def function(experts: torch.Tensor) -> torch.Tensor:
+        return torch.histc(experts.float(), bins=8, min=0, max=7).cumsum(0)
+
+    report = estimate("f", function, (torch.randint(0, 8, (64,)),), {}, TRANSFORMS)
+    assert not report.cuts
+    assert len(report.graphs) == 1
+
+
+def test_a_program_may_ask_what_the_imagined_gpu_can_do() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.cuda.get_device_capability(x.device) >= (8, 0) else x.exp() + 1
+
+    report = estimate("f", function, (torch.randn(8),), {}, TRANSFORMS)
+    assert not report.cuts
+    assert report.shares[0].total == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the operator runs on this machine")
+def test_what_asks_for_a_real_gpu_ends_the_report_and_not_the_program() -> None:
+    def function(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        lengths = torch.full((4,), 50, dtype=torch.long)
+        return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, lengths, lengths // 5)
+
+    inputs = (torch.randn(50, 4, 20), torch.randint(1, 20, (4, 10)))
+    (cut,) = estimate("f", function, inputs, {}, TRANSFORMS).cuts
+    assert "where a real GPU was asked for: aten::_use_cudnn_ctc_loss" in cut.reason
+    assert "test_explain.py" in cut.where
+
+
+def test_an_error_of_the_programs_own_is_raised() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x @ x[:3]
+
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
+        estimate("f", function, (torch.randn(8, 8),), {}, TRANSFORMS)
+
+
 def test_inputs_and_outputs_are_those_of_each_part() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         picked = (x.sin() > 0).nonzero()

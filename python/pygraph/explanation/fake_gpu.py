@@ -7,8 +7,10 @@ comes out are the post-grad graphs that Inductor would get; nothing is compiled,
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -31,6 +33,9 @@ from pygraph.transforms.graph_pass import GraphPass
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
     capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
 )
+
+
+_ONLY_A_RUN = "only a run on a GPU tells what follows"
 
 
 def trace(
@@ -63,17 +68,59 @@ def trace(
     torch._dynamo.reset()
     try:
         # Autograd asks the driver for streams even on fake tensors, so this is forward only.
-        with observing() as observation, mode, torch.no_grad(), _DATA_DEPENDENT_TOO:
+        with (
+            observing() as observation,
+            mode,
+            torch.no_grad(),
+            _DATA_DEPENDENT_TOO,
+            mock.patch.object(torch.cuda, "get_device_capability", _imagined_capability),
+        ):
             try:
                 torch.compile(fake_model, backend=backend)(*placed_args, **placed_kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 if not any(_reads_a_number(graph) for _, graph in observation.graphs):
                     reason = f"the program's way depends on the result of {error.func}"
-                    remedy = "only a run on a GPU tells what follows"
-                    observation.breaks.append(Cut("graph break", reason, "", remedy))
+                    observation.breaks.append(Cut("graph break", reason, "", _ONLY_A_RUN))
+            except Exception as error:
+                cause = _asks_for_a_gpu(error)
+                if cause is None:
+                    raise
+                reason = f"the tracing ended where a real GPU was asked for: {cause}"
+                observation.breaks.append(Cut("graph break", reason, _line_of(error), _ONLY_A_RUN))
     finally:
         torch._dynamo.reset()
     return observation
+
+
+def _asks_for_a_gpu(error: BaseException) -> str | None:
+    """In words, what failed for want of a GPU: an operator that has no form for fake tensors, or a call
+    of the CUDA runtime. None for other errors."""
+    chain = _causes(error)
+    if not any(isinstance(e, torch.AcceleratorError) or "NVIDIA driver" in str(e) for e in chain):
+        return None
+    text = next((str(e) for e in chain if isinstance(e, NotImplementedError)), str(chain[-1]))
+    return text.strip().splitlines()[0][:120]
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and those that it came from, the first one last."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return chain
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of the user's that Dynamo traced, or that ran, or empty."""
+    frames = list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
+    users = [f for f in frames if "/torch/" not in f.filename and "/pygraph/" not in f.filename]
+    return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
+
+
+def _imagined_capability(device: Any = None) -> tuple[int, int]:
+    return (9, 0)  # an H100's; what asks for it chooses between kernels
 
 
 def _reads_a_number(graph: torch.fx.Graph) -> bool:
