@@ -7,7 +7,7 @@ import torch
 from pygraph import runtime
 
 # They always wait for the GPU, to see whether they converged. One of them in a partition would keep all
-# of it uncaptured. (What waits for some arguments only, as histc does without bounds, must not be here.)
+# of it uncaptured. (Not for what waits with some arguments only, as histc does without bounds.)
 WAITING = ["aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"]
 
 # Inductor must leave these outside of graphs; PyGraph's own, because they read CPU memory.
