@@ -77,6 +77,7 @@ def _copy(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
     storage = x.untyped_storage().clone()
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+    copy = torch.empty(0, dtype=x.dtype, device=x.device).set_(
         storage, x.storage_offset(), x.size(), x.stride()
     )
+    return copy.conj() if x.is_conj() else copy

@@ -61,6 +61,7 @@ class _World:
         self.without_graph: list[int] = []
         self.removed: list[Any] = []
         self.workspaces_freed = 0
+        self.caches_emptied = 0
         engine = SimpleNamespace(
             WorkspaceBusy=_Busy,
             add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
@@ -70,6 +71,7 @@ class _World:
         monkeypatch.setattr(runtime, "engine", lambda: engine)
         monkeypatch.setattr(selector, "timed", self._timed)
         monkeypatch.setattr(gpu_memory, "free_library_workspaces", self._free_workspaces)
+        monkeypatch.setattr(gpu_memory, "give_back_all", self._empty_cache)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         monkeypatch.setattr(decisions, "key_of", lambda program, key, device: "key")
         monkeypatch.setattr(decisions, "load", self.disk.get)
@@ -78,6 +80,9 @@ class _World:
 
     def _free_workspaces(self) -> None:
         self.workspaces_freed += 1
+
+    def _empty_cache(self) -> None:
+        self.caches_emptied += 1
 
     def _timed(self, run: Callable[[], list[Any]], sleep: float) -> tuple[list[Any], Sample]:
         result = run()
@@ -118,6 +123,18 @@ def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: _World) -> No
     assert partition.kept == [(entry.graph, selector._CALLS_PER_LOOK)]
     assert world.disk["key"].selected == REPLAYED
     assert world.workspaces_freed == 1  # of the uncaptured calls, after the trial
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_what_compilation_left_is_given_back_once(world: _World, mode: str) -> None:
+    _, subject, entry = _captured(mode)
+    _try_to_the_end(subject, entry)
+    assert world.caches_emptied == 1
+    for _ in range(2):  # further shapes
+        later = Entry(graph=_Graph(), state=State.CAPTURED)
+        subject.captured(later)
+        _try_to_the_end(subject, later)
+    assert world.caches_emptied == 1
 
 
 def test_a_graph_that_loses_is_given_up(world: _World) -> None:
