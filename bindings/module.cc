@@ -4,6 +4,7 @@
 
 #include "blas_workspaces.h"
 #include "graphed_callable.h"
+#include "numbers.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
 #include "whole_graph.h"
@@ -160,6 +161,7 @@ PYBIND11_MODULE(_engine, m) {
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("free_blas_workspaces", &free_blas_workspaces);
+  m.add_object("as_tensor", steal(make_as_tensor()));
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));
   });

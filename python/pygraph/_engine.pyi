@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 class NotRelocatable(RuntimeError):
     """The recorded computation cannot be a relocatable graph; the message says why."""
 
@@ -76,6 +78,7 @@ class GivenAway:
     @property
     def positions(self) -> list[int]: ...
 
+def as_tensor(number: Any) -> torch.Tensor: ...
 def given_away(arguments: list[Any]) -> list[GivenAway]: ...
 def signature(arguments: list[Any], device: int) -> bytes: ...
 def graphed_callable(

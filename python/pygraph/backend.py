@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import dynamo_ranges, observe, runtime, shortcut, substitutes
+from pygraph import call_overhead, observe, runtime, shortcut, substitutes
 from pygraph import options as options_module
 from pygraph.entry import PartitionInfo
 from pygraph.options import BackendConfig
@@ -62,7 +62,8 @@ class Backend:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
         function = _compile_with_graphs(gm, example_inputs, config)
-        dynamo_ranges.leave_out()
+        call_overhead.reduce_for_modules()
+        call_overhead.reduce(gm)
         return function
 
     def transforms_for(

@@ -14,10 +14,11 @@ from torch._decomp.decompositions import _upsample_linear
 from pygraph import substitutes
 from pygraph.backend import backend
 from pygraph.explanation.estimate import estimate
-from pygraph.substitutes import digest_of, substitute, torchvision_masks
+from pygraph.substitutes import digest_of, substitute, torchvision_masks, torchvision_pooling
 from pygraph.transforms.names import LIBRARY_FUNCTIONS, TRANSFORMS
 
 roi_heads = pytest.importorskip("torchvision.models.detection.roi_heads")
+poolers = pytest.importorskip("torchvision.ops.poolers")
 
 
 class _Compiler:
@@ -81,15 +82,22 @@ def test_a_substitute_may_decline() -> None:
 
 def test_another_source_is_kept() -> None:
     assert _call(_unknown_function, compiler=_Compiler(LIBRARY_FUNCTIONS)) == 2
-    sources = torchvision_masks.sources_of(roi_heads)
-    assert digest_of(sources) == torchvision_masks.DIGEST, "a new torchvision: compare, then add"
+
+
+@pytest.mark.parametrize(
+    ("ours", "library"), [(torchvision_masks, roi_heads), (torchvision_pooling, poolers)]
+)
+def test_the_installed_source_is_the_known_one(ours: Any, library: ModuleType) -> None:
+    found = digest_of(ours.sources_of(library))
+    assert found == ours.DIGEST, "a new torchvision: compare, then add"
 
 
 def test_a_library_without_the_function_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, roi_heads.__name__, ModuleType("another version"))
+    for library in (roi_heads, poolers):
+        monkeypatch.setitem(sys.modules, library.__name__, ModuleType("another version"))
     monkeypatch.setattr(substitutes, "_seen", set())
     substitutes.register()
-    assert substitutes._seen == {roi_heads.__name__}
+    assert substitutes._seen == {roi_heads.__name__, poolers.__name__}
 
 
 class _PytorchsDecomposition(ModuleType):
@@ -155,3 +163,76 @@ def test_pasting_on_a_gpu_is_one_graph_and_reported() -> None:
     (applied,) = [a for a in report.transformations if a.transform == LIBRARY_FUNCTIONS]
     assert "paste_masks_in_image" in applied.what
     assert "test_substitutes.py" in applied.where
+
+
+def _pyramid(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(2, 3, 64 >> level, 96 >> level, dtype=dtype) for level in range(4)]
+
+
+def _boxes(*counts: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Of all sizes, so that each level has some."""
+    result = []
+    for count in counts:
+        corner = torch.rand(count, 2) * torch.tensor([360, 230])
+        size = torch.exp2(torch.rand(count, 2) * 9)
+        result.append(torch.cat([corner, corner + size], 1).to(dtype))
+    return result
+
+
+def _pools(ratio: int) -> tuple[Any, list[float], Any]:
+    scales = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+    return ratio, scales, poolers.initLevelMapper(2, 5, canonical_scale=64)
+
+
+@pytest.mark.parametrize("ratio", [-1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("counts", [(40, 30), (5, 0), (0, 0)])
+def test_levels_are_pooled_as_torchvision_does(
+    ratio: int, dtype: torch.dtype, counts: tuple[int, int]
+) -> None:
+    torch.manual_seed(ratio + sum(counts))
+    features, boxes = _pyramid(dtype), _boxes(*counts, dtype=dtype)
+    ratio, scales, mapper = _pools(ratio)
+    levels = mapper(boxes)
+    assert sum(counts) < 10 or set(levels.tolist()) == {0, 1, 2, 3}
+    theirs = poolers._multiscale_roi_align(features, boxes, (5, 7), ratio, scales, mapper)
+    rois = poolers._convert_to_roi_format(boxes)
+    ours = torchvision_pooling.pool(features, rois, levels, (5, 7), ratio, scales, poolers.roi_align)
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(ours, theirs)
+
+
+def test_boxes_without_a_level_give_zeros() -> None:
+    rois = poolers._convert_to_roi_format(_boxes(3, 0))
+    levels = torch.tensor([0, -(2**63), 7])
+    result = torchvision_pooling.pool(
+        _pyramid(), rois, levels, (5, 5), 2, [1 / 4, 1 / 8, 1 / 16, 1 / 32], poolers.roi_align
+    )
+    assert result[0].any()
+    assert not result[1:].any()
+
+
+class _Pooler(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = poolers.MultiScaleRoIAlign(["a", "b", "c", "d"], 5, 2)
+        _, self.pool.scales, self.pool.map_levels = _pools(2)
+
+    def forward(self, features: list[torch.Tensor], boxes: list[torch.Tensor]) -> torch.Tensor:
+        return self.pool(dict(zip("abcd", features, strict=True)), boxes, [(256, 384)] * 2) * 2
+
+
+def test_pooling_on_a_gpu_is_one_graph_and_reported() -> None:
+    report = estimate("pool", _Pooler(), (_pyramid(), _boxes(40, 30)), {}, TRANSFORMS)
+    assert [graph.name for graph in report.graphs] == ["inference"]
+    assert not report.cuts
+    assert any("_multiscale_roi_align" in a.what for a in report.transformations)
+
+
+def test_pooling_all_levels_must_pay() -> None:
+    features, boxes = _pyramid(), _boxes(40, 30)
+    with torch.no_grad():
+        assert torchvision_pooling.pays(features, boxes, (7, 7))
+        assert not torchvision_pooling.pays(features[:1], boxes, (7, 7))
+        assert not torchvision_pooling.pays(features, boxes, (400, 400))
+    assert not torchvision_pooling.pays(features, boxes, (7, 7))

@@ -38,7 +38,10 @@ from pygraph.transforms.rewrite import Applied
 log = logging.getLogger("pygraph")
 
 # Library's module, and ours that has `replace`, which is called once the library's has been imported.
-_MODULES = {"torchvision.models.detection.roi_heads": "pygraph.substitutes.torchvision_masks"}
+_MODULES = {
+    "torchvision.models.detection.roi_heads": "pygraph.substitutes.torchvision_masks",
+    "torchvision.ops.poolers": "pygraph.substitutes.torchvision_pooling",
+}
 
 _OURS = os.path.dirname(__file__)
 

@@ -1,0 +1,179 @@
+"""What Dynamo does before a call is made cheaper for PyGraph's programs only, with the same result."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo import config, eval_frame, guards
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from pygraph import call_overhead, runtime
+
+NUMBERS = (
+    *(np.float64(2.5), np.float32(-2.5), np.float16(1.5), np.float64("nan"), np.float64("inf")),
+    *(np.int64(-(2**63)), np.int32(3), np.int16(-3), np.int8(-3), np.uint8(255), np.bool_(True)),
+    *(np.longlong(5), np.uint16(9), np.complex64(1j), np.array(3.0), np.array([1, 2])),
+    *(2.5, -7, 2**62, True, float("-inf")),
+)
+
+
+class Backend:
+    """Runs the graph as it is, and counts the graphs that Dynamo makes."""
+
+    def __init__(self, reduces: bool) -> None:
+        self.reduces = reduces
+        self.graphs = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+        if self.reduces:
+            call_overhead.reduce(gm)
+        return gm.forward
+
+
+def _code(function: Callable[..., Any], reduces: bool) -> types.CodeType:
+    torch._dynamo.reset()
+    assert torch.equal(
+        torch.compile(function, backend=Backend(reduces))(torch.ones(2)), torch.ones(2) + 1
+    )
+    (entry,) = _debug_get_cache_entry_list(function.__code__)
+    return entry.code
+
+
+def _plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def test_the_range_is_left_out_of_one_program_and_no_other() -> None:
+    assert config.record_runtime_overhead
+    assert "record_pregraph_bytecode_enter" in _code(_plus_one, reduces=False).co_names
+    for _ in range(2):
+        assert "record_pregraph_bytecode_enter" not in _code(_plus_one, reduces=True).co_names
+        assert config.record_runtime_overhead
+    assert "record_pregraph_bytecode_enter" in _code(_plus_one, reduces=False).co_names
+
+
+def test_nothing_changes_outside_of_a_compilation() -> None:
+    before = guards.from_numpy
+    call_overhead.reduce(torch.fx.symbolic_trace(_plus_one))
+    assert config.record_runtime_overhead
+    assert guards.from_numpy is before
+
+
+def test_a_value_that_the_user_has_set_stays() -> None:
+    with config.patch(record_runtime_overhead=False):
+        assert "record_pregraph_bytecode_enter" not in _code(_plus_one, reduces=True).co_names
+        assert not config.record_runtime_overhead
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__}:{n}")
+def test_as_tensor_is_pytorchs(number: Any) -> None:
+    ours, theirs = runtime.engine().as_tensor(number), torch._as_tensor_fullprec(number)
+    assert (ours.dtype, ours.shape, ours.device) == (theirs.dtype, theirs.shape, theirs.device)
+    assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(theirs)
+    assert torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
+    with torch.inference_mode():
+        assert runtime.engine().as_tensor(number).is_inference()
+
+
+@pytest.mark.parametrize("wrong", ["a string", 2**70, None, object()])
+def test_what_is_no_number_raises_as_in_pytorch(wrong: Any) -> None:
+    with pytest.raises(Exception) as theirs:
+        torch._as_tensor_fullprec(wrong)
+    with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
+        runtime.engine().as_tensor(wrong)
+
+
+def test_arrays_share_their_memory() -> None:
+    array = np.zeros(())
+    runtime.engine().as_tensor(array).fill_(3)
+    assert array == 3
+
+
+def test_a_default_device_is_that_of_numpys_numbers() -> None:
+    with torch.device("meta"):
+        assert runtime.engine().as_tensor(np.float64(1)).device.type == "meta"
+        assert runtime.engine().as_tensor(1.0).device.type == "cpu"  # as _as_tensor_fullprec
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, temperature: Any) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.temperature
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.array])
+def test_numbers_of_a_model_may_change(kind: Callable[[Any], Any]) -> None:
+    torch._dynamo.reset()
+    model, backend = Scaled(kind(4)), Backend(reduces=True)
+    compiled = torch.compile(model, backend=backend)
+    x = torch.ones(3)
+    for value in (4, 8, 16):
+        model.temperature = kind(value)
+        assert torch.equal(compiled(x), x / value)
+    assert backend.graphs == 1
+    (entry,) = _debug_get_cache_entry_list(Scaled.forward.__code__)
+    assert "__import_pygraph_dot__engine" in entry.code.co_names
+    model.temperature = np.complex64(2)  # another dtype, another program
+    assert torch.equal(compiled(x), x / 2)
+    model.temperature = kind(2)
+    assert torch.equal(compiled(x), x / 2)
+    assert backend.graphs == 2
+
+
+def test_numbers_of_other_backends_are_loaded_as_always() -> None:
+    before = guards.from_numpy, guards._get_closure_vars()["___from_numpy"]
+    for reduces in (True, False):
+        torch._dynamo.reset()
+        torch.compile(Scaled(np.float64(4)), backend=Backend(reduces))(torch.ones(3))
+        (entry,) = _debug_get_cache_entry_list(Scaled.forward.__code__)
+        assert ("__import_pygraph_dot__engine" in entry.code.co_names) == reduces
+    assert (guards.from_numpy, guards._get_closure_vars()["___from_numpy"]) == before
+
+
+def test_numbers_of_python_that_vary() -> None:
+    torch._dynamo.reset()
+    backend = Backend(reduces=True)
+    compiled = torch.compile(lambda x, scale: x * scale, backend=backend, dynamic=True)
+    x = torch.ones(3)
+    for scale in (0.5, 1 / 3, 2.0, float("inf")):
+        assert torch.equal(compiled(x, scale), x * scale)
+    assert backend.graphs <= 3
+
+
+def test_the_flag_of_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_frame, "_set_in_optimized_module", eval_frame._set_in_optimized_module)
+    call_overhead.reduce_for_modules()
+    assert eval_frame._set_in_optimized_module is call_overhead._InOptimizedModule
+    call_overhead.reduce_for_modules()  # once more changes nothing
+    seen: list[bool] = []
+
+    class Nested(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(eval_frame._is_in_optimized_module())
+            if len(seen) < 3:
+                return torch.compile(self, backend="eager")(x)
+            raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"), torch.compiler.set_stance("force_eager"):
+        torch.compile(Nested(), backend="eager")(torch.ones(2))
+    assert seen == [True] * 3
+    assert not eval_frame._is_in_optimized_module()
+
+
+def test_an_unknown_flag_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other() -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(eval_frame, "_set_in_optimized_module", other)
+    call_overhead.reduce_for_modules()
+    assert eval_frame._set_in_optimized_module is other
