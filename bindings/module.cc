@@ -1,6 +1,7 @@
 // pygraph._engine: the engine for Python. No logic here, only names.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
 
 #include "blas_workspaces.h"
 #include "graphed_callable.h"
@@ -18,12 +19,20 @@ namespace {
 using OutputOfRoute = std::optional<std::tuple<
     bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
 
+// As Sent in Python: (arguments, device, whether it is a constant).
+using SentOfRoute = std::tuple<std::vector<int>, py::object, std::optional<bool>>;
+
 RouteOutput route_output(const OutputOfRoute& output) {
   if (!output) return {};
   const auto& [is_output, index, view] = *output;
   RouteOutput result{is_output ? RouteSource::kOutput : RouteSource::kArgument, index, {}};
   if (view) result.view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
   return result;
+}
+
+c10::Device device_of(const py::object& device) {
+  if (!THPDevice_Check(device.ptr())) throw py::type_error("not a torch.device");
+  return reinterpret_cast<THPDevice*>(device.ptr())->device;
 }
 
 c10::Device cuda_device(int index) {
@@ -129,9 +138,13 @@ void bind_graphed_callable(py::module_& m) {
         });
   m.def("whole_graph_callable",
         [](const py::object& partition, const py::object& fallback, bool takes_list,
-           int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs) {
-          Route route{input_count, std::move(inputs), {}};
+           int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs,
+           const std::vector<SentOfRoute>& sent) {
+          Route route{input_count, std::move(inputs), {}, {}};
           for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
+          for (const auto& [arguments, device, constant] : sent) {
+            route.sent.push_back({arguments, device_of(device), constant});
+          }
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));
         });

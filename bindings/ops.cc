@@ -1,14 +1,5 @@
-// Operators that PyGraph's code transformations put into programs. None waits for the GPU, and the
-// caller may change the CPU tensors as soon as the call returns.
-//
-//   pygraph::to_device(Tensor host, Device device, bool constant) -> Tensor
-//     The CPU tensor on the GPU, contiguous, by an asynchronous copy through pinned memory.
-//     `constant`: it belongs to a module; where it is large it is copied only when it has changed.
-//   pygraph::scalars_to_device(Tensor[] scalars, Device device) -> Tensor
-//     0-d CPU tensors of one dtype as one vector on the GPU, in one such copy.
-//   pygraph::keep_on_cpu(Tensor x) -> Tensor
-//     A copy of x. Marks a value that must stay on the CPU: Inductor moves constants that are
-//     returned and numbers that the CPU goes on computing with to the GPU (PyTorch 2.11).
+#include "ops.h"
+
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -96,6 +87,12 @@ void check_not_capturing(c10::Device device) {
               "would be frozen. Move it to the GPU before the capture.");
 }
 
+at::Tensor keep_on_cpu(const at::Tensor& x) {
+  return x.clone();
+}
+
+}  // namespace
+
 at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) {
   check_not_capturing(device);
   if (constant) {
@@ -122,11 +119,6 @@ at::Tensor scalars_to_device(at::TensorList scalars, c10::Device device) {
   return send(staging, device);
 }
 
-at::Tensor keep_on_cpu(const at::Tensor& x) {
-  return x.clone();
-}
-
-}  // namespace
 }  // namespace pygraph
 
 TORCH_LIBRARY(pygraph, m) {

@@ -1,11 +1,16 @@
 #include "whole_graph.h"
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pybind11/pybind11.h>
 #include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "arguments.h"
 #include "graphed_callable.h"
+#include "ops.h"
 #include "outputs.h"
+
+namespace py = pybind11;
 
 namespace pygraph {
 namespace {
@@ -22,11 +27,57 @@ WholeGraph* as_whole_graph(PyObject* object) {
   return reinterpret_cast<WholeGraph*>(object);
 }
 
-PyObject* partition_arguments(const Route& route, PyObject* const* arguments) {
+const at::Tensor& cpu_tensor(PyObject* object) {
+  TORCH_CHECK(THPVariable_Check(object));
+  const at::Tensor& tensor = unpack_tensor(object);
+  TORCH_CHECK(tensor.is_cpu() && !tensor.unsafeGetTensorImpl()->is_python_dispatch());
+  return tensor;
+}
+
+at::Tensor send(const Sent& sent, PyObject* const* arguments) {
+  if (sent.constant) {
+    const at::Tensor host = cpu_tensor(arguments[sent.arguments.at(0)]);
+    const py::gil_scoped_release unlocked;  // it may be large
+    return to_device(host, sent.device, *sent.constant);
+  }
+  std::vector<at::Tensor> numbers;
+  numbers.reserve(sent.arguments.size());
+  for (const int index : sent.arguments) numbers.push_back(cpu_tensor(arguments[index]));
+  return scalars_to_device(numbers, sent.device);
+}
+
+// What is sent to the GPU first, a list. Null, without a Python error set, where it would be in
+// vain or is not possible: the long way does it, or says why.
+PyObject* send_first(const WholeGraph& whole, PyObject* const* arguments) {
+  const auto* partition = reinterpret_cast<const GraphedCallable*>(whole.partition);
+  const bool is_useful =
+      !partition->graphs->empty() && !c10::impl::TorchDispatchModeTLS::any_modes_set();
+  if (!is_useful && !whole.route->sent.empty()) return nullptr;
+  PyObject* list = PyList_New(0);
+  try {
+    for (const Sent& sent : whole.route->sent) {
+      PyObject* tensor = THPVariable_Wrap(send(sent, arguments));
+      const int status = tensor == nullptr ? -1 : PyList_Append(list, tensor);
+      Py_XDECREF(tensor);
+      TORCH_CHECK(status == 0);
+    }
+    return list;
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    Py_XDECREF(list);
+    return nullptr;
+  }
+}
+
+PyObject* partition_arguments(const Route& route, PyObject* const* arguments, PyObject* sent) {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(route.inputs.size()));
   if (list == nullptr) return nullptr;
   for (size_t i = 0; i < route.inputs.size(); ++i) {
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(arguments[route.inputs[i]]));
+    const int index = route.inputs[i];
+    PyObject* argument = index < route.input_count
+                             ? arguments[index]
+                             : PyList_GET_ITEM(sent, index - route.input_count);
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(argument));
   }
   return list;
 }
@@ -68,11 +119,17 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
 // The outputs; or null, with or without a Python error set (without: take the long way).
 // `holders`: how many lists of the call hold the arguments, the partition's own included.
 PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders) {
-  PyObject* list = partition_arguments(*whole.route, arguments);
-  if (list == nullptr) return nullptr;
+  PyObject* sent = send_first(whole, arguments);
+  if (sent == nullptr) return nullptr;
+  PyObject* list = partition_arguments(*whole.route, arguments, sent);
+  if (list == nullptr) {
+    Py_DECREF(sent);
+    return nullptr;
+  }
   auto* partition = reinterpret_cast<GraphedCallable*>(whole.partition);
   const auto [replayed, status] = replay_matching(*partition, list, holders);
   Py_DECREF(list);
+  Py_DECREF(sent);
   if (status != ReplayStatus::kReplayed) return nullptr;
   PyObject* outputs = graph_outputs(*whole.route, replayed, arguments);
   Py_DECREF(replayed);

@@ -4,11 +4,12 @@
 // pack those of the partition, call it, unpack and pack the outputs. Around that, AOTAutograd has
 // wrappers of its own, which do nothing for an inference graph without mutations and aliases. Where
 // the graph is nothing but its one partition, all of it is a fixed reordering of inputs and
-// outputs, and views of these, done here in C++. A call that no captured graph matches goes the
-// long way.
+// outputs, and views of these, done here in C++; CPU values that are sent to the GPU first, too. A
+// call that no captured graph matches goes the long way.
 #pragma once
 
 #include <Python.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <optional>
@@ -30,11 +31,21 @@ struct RouteOutput {
   std::optional<View> view;  // of that tensor; without, it is returned itself
 };
 
+// CPU tensors that are sent to the GPU before the partition is called (ops.h).
+struct Sent {
+  std::vector<int> arguments;  // of the graph
+  c10::Device device;
+  std::optional<bool> constant;  // to_device's; without, they are numbers, sent as one vector
+};
+
 // How a graph's arguments and outputs map to those of its one partition.
 struct Route {
-  int input_count = 0;      // of the graph
-  std::vector<int> inputs;  // argument i of the partition is argument inputs[i] of the graph
+  int input_count = 0;  // of the graph
+  // Argument i of the partition is argument inputs[i] of the graph, or, beyond the last of these,
+  // what was sent.
+  std::vector<int> inputs;
   std::vector<RouteOutput> outputs;
+  std::vector<Sent> sent;
 };
 
 // `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback`

@@ -93,6 +93,7 @@ def whole_graph_callable(
     input_count: int,
     inputs: list[int],
     outputs: list[tuple[bool, int, tuple[list[int], list[int], int] | None] | None],
+    sent: list[tuple[list[int], torch.device, bool | None]],
 ) -> Callable[..., Any]: ...
 def add_graph(
     callable: GraphedCallable, graph: CapturedGraph, limit: int, calls_per_look: int

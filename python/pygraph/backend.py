@@ -209,6 +209,7 @@ def _attach(
             input_count,
             route.inputs,
             route.outputs,
+            route.sent,
         )
         if kind == "inference" and shortcut.is_plain_inference(input_count):
             return shortcut.Shortcut(runner.partitions[0], input_count, route)

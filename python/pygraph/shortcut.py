@@ -3,7 +3,8 @@
 Inductor's generated wrapper is called once with opaque objects instead of tensors, and with spies
 instead of the partition and of the function that makes views. If the wrapper only hands objects from
 its arguments to the partition, and from there, or views of them, to its result, that shows how it
-orders them. Anything else it does with an opaque object raises, and then the graph keeps its wrapper.
+orders them. It may send CPU values to the GPU first, by PyGraph's operators (:mod:`pygraph.ops`).
+Anything else it does with an opaque object raises, and then the graph keeps its wrapper.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from pygraph import runtime
 # Size and strides, in elements, and offset from the first element of the tensor that is viewed.
 View = tuple[list[int], list[int], int]
 Output = tuple[bool, int, View | None]
+# What is sent to the GPU before the partition is called: the graph arguments, the device, and for a
+# single tensor whether it is a module's constant; None for numbers that are sent as one vector.
+Sent = tuple[list[int], torch.device, bool | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
     """How a graph's arguments and results map to those of its one partition.
 
-    inputs: partition argument i is graph argument ``inputs[i]``.
+    inputs: partition argument i is graph argument ``inputs[i]``; beyond the last of these, what was
+    sent to the GPU first, in the order of ``sent``.
     outputs: graph result j is ``(True, k, view)``: partition result k, or ``(False, k, view)``: graph
     argument k; itself if the view is None. Or the result is None (of inputs without a gradient).
     """
 
     inputs: list[int]
     outputs: list[Output | None]
+    sent: list[Sent] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Shortcut:
             self.input_count,
             self.route.inputs,
             self.route.outputs,
+            self.route.sent,
         )
 
 
@@ -79,52 +86,117 @@ def is_plain_inference(input_count: int) -> bool:
     )
 
 
+class _Spies:
+    """What the wrapper is given instead of tensors, of the partition, and of what it calls."""
+
+    def __init__(self, input_count: int, output_count: int) -> None:
+        self.given = [object() for _ in range(input_count)]
+        self._made = [object() for _ in range(output_count)]
+        self._sent: list[tuple[object, Sent]] = []
+        self._views: list[tuple[object, object, View]] = []  # the view, its base
+        self._calls: list[list[object]] = []
+
+    def globals(self, real: dict[str, Any]) -> dict[str, Any]:
+        """Of the wrapper's module."""
+        torch_module = _Instead(torch, ops=_Instead(torch.ops, pygraph=self._operators()))
+        return {
+            **real,
+            "torch": torch_module,
+            "reinterpret_tensor": self._reinterpret_tensor,
+            # Sizes and alignments of what PyGraph's operators return are known to be right.
+            **{name: self._check(real[name]) for name in _CHECKS if name in real},
+        }
+
+    def partition(self, args: list[object]) -> tuple[object, ...]:
+        self._calls.append(list(args))
+        return tuple(self._made)
+
+    def _operators(self) -> Any:
+        def to_device(host: object, device: torch.device, constant: bool) -> object:
+            return self._send([host], device, constant)
+
+        def scalars_to_device(scalars: list[object], device: torch.device) -> object:
+            return self._send(scalars, device, None)
+
+        return types.SimpleNamespace(
+            to_device=types.SimpleNamespace(default=to_device),
+            scalars_to_device=types.SimpleNamespace(default=scalars_to_device),
+        )
+
+    def _send(self, host: list[object], device: torch.device, constant: bool | None) -> object:
+        positions = [self._position(tensor) for tensor in host]
+        self._sent.append((object(), (positions, device, constant)))
+        return self._sent[-1][0]
+
+    def _reinterpret_tensor(self, base: object, size: Any, stride: Any, offset: int = 0) -> object:
+        self._views.append((object(), base, (list(size), list(stride), offset)))
+        return self._views[-1][0]
+
+    def _check(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def check(tensor: object, *args: Any) -> None:
+            if all(tensor is not result for result, _ in self._sent):
+                real(tensor, *args)
+
+        return check
+
+    def _position(self, tensor: object) -> int:
+        """Of a graph argument. Raises ValueError where it is none."""
+        return [id(argument) for argument in self.given].index(id(tensor))
+
+    def route(self, results: Any) -> Route | None:
+        """From what was called, and what the wrapper returned."""
+        if len(self._calls) != 1:
+            return None
+        arguments = [*self.given, *(result for result, _ in self._sent)]
+        position = {id(argument): i for i, argument in enumerate(arguments)}
+        inputs = [position.get(id(argument)) for argument in self._calls[0]]
+        if any(i is None for i in inputs):
+            return None
+        sources = {id(argument): (False, i) for i, argument in enumerate(self.given)}
+        sources |= {id(result): (True, i) for i, result in enumerate(self._made)}
+        views = {id(view): (base, how) for view, base, how in self._views}
+        outputs: list[Output | None] = []
+        for result in results:
+            base, view = views.get(id(result), (result, None))
+            if result is None:
+                outputs.append(None)
+            elif id(base) in sources and _is_fixed(view):
+                outputs.append((*sources[id(base)], view))
+            else:
+                return None
+        return Route([i for i in inputs if i is not None], outputs, [how for _, how in self._sent])
+
+
+class _Instead:
+    """A module or namespace with some of its attributes replaced."""
+
+    def __init__(self, real: Any, **replaced: Any) -> None:
+        self._real = real
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+_CHECKS = ("assert_size_stride", "assert_alignment")
+
+
 def find_route(runner: Any, input_count: int, output_count: int) -> Route | None:
     """The route through ``runner.call``, or None if it is more than a reordering and views.
 
     runner: Inductor's generated Runner, whose one partition returns ``output_count`` objects.
     """
-    given = [object() for _ in range(input_count)]
-    made = [object() for _ in range(output_count)]
-    seen: list[list[object]] = []
-    views: dict[int, tuple[object, View]] = {}  # by identity, as results can be anything
-    alive: list[object] = []
-
-    def partition(args: list[object]) -> tuple[object, ...]:
-        seen.append(list(args))
-        return tuple(made)
-
-    def reinterpret_tensor(base: object, size: Any, stride: Any, offset: int = 0) -> object:
-        alive.append(object())
-        views[id(alive[-1])] = (base, (list(size), list(stride), offset))
-        return alive[-1]
-
+    spies = _Spies(input_count, output_count)
     try:
         # A copy of the function: nothing changes for whoever runs the original meanwhile.
         call = runner.call.__func__
-        names = {**call.__globals__, "reinterpret_tensor": reinterpret_tensor}
+        names = spies.globals(call.__globals__)
         probe = types.FunctionType(call.__code__, names, closure=call.__closure__)
-        results = probe(types.SimpleNamespace(partitions=[partition]), list(given))
+        return spies.route(
+            probe(types.SimpleNamespace(partitions=[spies.partition]), list(spies.given))
+        )
     except Exception:
         return None
-    if len(seen) != 1:
-        return None
-    position = {id(argument): i for i, argument in enumerate(given)}
-    inputs = [position.get(id(argument)) for argument in seen[0]]
-    sources = {id(argument): (False, i) for i, argument in enumerate(given)}
-    sources |= {id(result): (True, i) for i, result in enumerate(made)}
-    outputs: list[Output | None] = []
-    for result in results:
-        base, view = views.get(id(result), (result, None))
-        if result is None:
-            outputs.append(None)
-        elif id(base) in sources and _is_fixed(view):
-            outputs.append((*sources[id(base)], view))
-        else:
-            return None
-    if any(i is None for i in inputs):
-        return None
-    return Route([i for i in inputs if i is not None], outputs)
 
 
 def _is_fixed(view: View | None) -> bool:

@@ -85,6 +85,44 @@ def test_a_modules_cpu_tensor_is_read_anew_when_it_changes(size: int) -> None:
     assert refusals() == []
 
 
+class WithNumbers(nn.Module):
+    """CPU tensors of all kinds: numbers, a constant that is kept, an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.shift = np.float64(3), np.float32(0.5)
+        self.table = torch.arange(1 << 15, dtype=torch.float32)
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        y = x.sin() / self.temperature + self.table.to(x.device)
+        return (y + offsets.to(x.device) * self.shift).cos()
+
+
+def test_cpu_values_are_sent_without_any_wrapper() -> None:
+    module = WithNumbers()
+    model = compiled(module)
+    x = randn(2, 1 << 15)
+    with torch.no_grad():
+        for i in range(8):
+            module.temperature = np.float64(i + 1)
+            if i == 5:
+                module.table.neg_()
+            offsets = torch.full((1 << 15,), float(i))
+            torch.testing.assert_close(model(x, offsets), module(x, offsets), atol=1e-5, rtol=1e-5)
+        assert captured()[0].replays >= 4
+        assert refusals() == []
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            model(x, offsets)
+    names = [event.name for event in profile.events() or ()]
+    assert any(name.startswith("pygraph") for name in names)
+    assert not any("CompiledFxGraph" in name for name in names)
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="would be frozen"), torch.cuda.graph(graph):
+            model(x, offsets)
+        torch.testing.assert_close(model(x, offsets), module(x, offsets), atol=1e-5, rtol=1e-5)
+
+
 def test_an_index_on_the_cpu() -> None:
     x = randn(64, 64)
     calls = [(x, torch.tensor([i, 2, 3])) for i in range(5)]

@@ -10,6 +10,8 @@ import torch
 from pygraph.shortcut import Route, find_route
 
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+GPU = torch.device("cuda:0")
 
 
 class Reordering:
@@ -120,6 +122,59 @@ def test_results_that_are_none_stay_so() -> None:
 )
 def test_whatever_does_more_is_no_reordering(wrapper: Any) -> None:
     assert find_route(wrapper(), 2 if wrapper is DynamicView else 1, 1) is None
+
+
+class Sending:
+    """A wrapper that sends CPU values to the GPU first, as PyGraph's transformations have it do."""
+
+    def call(self: Any, args: list[Any]) -> Any:
+        a, b, c, d = args
+        args.clear()
+        with torch._C._DisableTorchDispatch():  # the module `torch` has everything else
+            numbers = torch.ops.pygraph.scalars_to_device.default([b, a], GPU)
+            assert_size_stride(numbers, (2,), (1,), "pygraph.scalars_to_device")
+            constant = torch.ops.pygraph.to_device.default(d, GPU, True)
+            assert_size_stride(constant, (7,), (1,))
+        (x,) = self.partitions[0]([c, constant, numbers])
+        return (x, c)
+
+
+class SendingWhatItMade:
+    def call(self: Any, args: list[Any]) -> Any:
+        first = torch.ops.pygraph.to_device.default(args[0], GPU, False)
+        second = torch.ops.pygraph.to_device.default(first, GPU, False)
+        return self.partitions[0]([second])
+
+
+class ReturningWhatItSent:
+    def call(self: Any, args: list[Any]) -> Any:
+        sent = torch.ops.pygraph.to_device.default(args[0], GPU, False)
+        (x,) = self.partitions[0]([sent])
+        return (x, sent)
+
+
+class AnotherOperator:
+    def call(self: Any, args: list[Any]) -> Any:
+        return self.partitions[0]([torch.ops.pygraph.keep_on_cpu.default(args[0])])
+
+
+class CheckingAnArgument:
+    def call(self: Any, args: list[Any]) -> Any:
+        assert_size_stride(args[0], (2,), (1,))
+        return self.partitions[0](args)
+
+
+def test_what_is_sent_to_the_gpu_first_is_found() -> None:
+    numbers, constant = ([1, 0], GPU, None), ([3], GPU, True)
+    outputs: list[Any] = [(True, 0, None), (False, 2, None)]
+    assert find_route(Sending(), 4, 1) == Route([2, 5, 4], outputs, [numbers, constant])
+
+
+@pytest.mark.parametrize(
+    "wrapper", [SendingWhatItMade, ReturningWhatItSent, AnotherOperator, CheckingAnArgument]
+)
+def test_sending_in_another_way_is_no_route(wrapper: Any) -> None:
+    assert find_route(wrapper(), 1, 1) is None
 
 
 def test_two_calls_or_another_number_of_results_are_no_reordering() -> None:
