@@ -62,10 +62,10 @@ class Variant:
         self.model: Callable[..., Any] = _compile(name, module)
 
     def step(self, inputs: Inputs) -> Any:
+        """One call, or one forward and backward; gradients are on where the caller has them on."""
         args, kwargs = inputs
         if not self._training:
-            with torch.no_grad():
-                return self.model(*args, **kwargs)
+            return self.model(*args, **kwargs)
         self._module.zero_grad(set_to_none=True)
         loss = self.model(*args, **kwargs)
         loss.backward()
