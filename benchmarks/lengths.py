@@ -20,17 +20,12 @@ from typing import Any
 import torch
 
 import pygraph
+from benchmarks.device_memory import device_mib
 from benchmarks.workloads import WORKLOADS
 
 _LENGTHS = range(40, 552, 8)
 _TIMES = 3
 _ROUNDS = 6
-
-
-def _device_mib() -> float:
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**20
 
 
 def _call(model: Callable[..., Any], length: int) -> None:
@@ -52,10 +47,10 @@ class _Backend:
     def compile(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
-        before = _device_mib()
+        before = device_mib()
         for length in (48, 56, max(_LENGTHS)):
             _call(self._model, length)
-        self.result["mib"] = _device_mib() - before
+        self.result["mib"] = device_mib() - before
 
     def run(self, lengths: list[int]) -> None:
         """Calls the compiled model on all lengths, as if for the first times."""

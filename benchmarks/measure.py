@@ -26,6 +26,7 @@ import torch._inductor.utils
 from torch.utils._pytree import tree_leaves
 
 import pygraph
+from benchmarks import device_memory
 from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
@@ -51,11 +52,11 @@ def measure(
     torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT * len(variants)
     torch.manual_seed(0)
-    baseline = _in_use_mib()
+    baseline = device_memory.in_use_mib()
     module = workload.build().cuda()
     module.train(workload.mode == "training")
     inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
-    model_mib = _in_use_mib() - baseline
+    model_mib = device_memory.in_use_mib() - baseline
     # Entered once: a hand-made graph does not pay for it at each call either.
     with torch.set_grad_enabled(workload.mode == "training"):
         return _measure_all(workload, variants, before_timing, module, inputs, model_mib)
@@ -113,7 +114,7 @@ def _prepare(
 ) -> Variant:
     """A variant that is compiled and warm, its compile time and memory noted."""
     _give_memory_back(module)
-    before = _in_use_mib() - model_mib
+    before = device_memory.mark()
     others = set(runtime.partitions)
     start = time.perf_counter()
     variant = _make(name, workload, module, inputs)
@@ -122,14 +123,14 @@ def _prepare(
     torch.cuda.synchronize()
     row = variant.row
     row.compile_s = time.perf_counter() - start
-    row.compile_peak_mib = _device_mib() - before
+    row.compile_peak_mib = model_mib + device_memory.peak_since(before)
     for i in range(max(0, workload.warm_up - _FIRST_CALLS)):
         variant.step(inputs[i % len(inputs)])
-    torch.cuda.empty_cache()
+    device_memory.restart()
     start = time.perf_counter()
     for i in range(3):
         variant.step(inputs[i % len(inputs)])
-    row.peak_mib = _device_mib() - before
+    row.peak_mib = model_mib + device_memory.peak_since(before)
     row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
     if name in SAME_CODE:
         row.compile_s = None  # found much of it compiled
@@ -140,25 +141,6 @@ def _prepare(
 def _states(partitions: set[Partition]) -> dict[str, int]:
     entries = [entry for partition in partitions for entry in partition.entries.values()]
     return dict(collections.Counter(entry.state.value for entry in entries))
-
-
-def _device_mib() -> float:
-    """Device memory in use. PyTorch keeps what it has taken, so this is the peak since it last gave
-    memory back; graphs and libraries count too, unlike in PyTorch's own statistics."""
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**20
-
-
-def _in_use_mib() -> float:
-    """The same without what PyTorch keeps for the next tensors, which an earlier variant may have left.
-    What graphs keep for themselves counts."""
-    kept = sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        if segment["segment_pool_id"] == (0, 0)
-    )
-    return _device_mib() - kept / 2**20
 
 
 def _give_memory_back(module: torch.nn.Module) -> None:

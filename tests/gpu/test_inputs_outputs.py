@@ -180,7 +180,7 @@ def test_the_shortcut_makes_views_of_results_and_of_arguments_wherever_they_are(
     graphed = engine.graphed_callable(partition, partition, 0)
     engine.add_graph(graphed, recording.graph, 1, 0)
     outputs = [(True, 0, ([8, 4], [1, 8], 0)), (False, 1, ([2, 3], [3, 1], 0)), None]
-    whole = engine.whole_graph_callable(graphed, fallback, False, 2, [0], outputs)
+    whole = engine.whole_graph_callable(graphed, fallback, False, 2, [0], outputs, [])
     assert_same(whole(x, on_cpu), ((x + 1).t(), on_cpu.view(2, 3), None))
 
 

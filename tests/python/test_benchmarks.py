@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import lanes, measure, results_table, run, variants
+from benchmarks import device_memory, lanes, measure, results_table, run, variants
 from benchmarks.paper import PAPER
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
@@ -75,6 +75,7 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
     monkeypatch.setattr(torch.cuda, "synchronize", nothing)
     monkeypatch.setattr(torch.cuda, "empty_cache", nothing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 2 << 30))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", nothing)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", nothing)
     monkeypatch.setattr(measure, "_BLOCK_SECONDS", 0.001)
 
@@ -105,19 +106,70 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
     assert "hand-made graph failed" in capsys.readouterr().out
 
 
+class _Device:
+    """A device and PyTorch's allocator on it; all in MiB."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_use, self.reserved, self.allocated, self.kept = 100, 80, 60, 20
+        self.most_reserved, self.most_allocated = 80, 60
+        for name, of in (
+            ("memory_reserved", lambda: self.reserved),
+            ("max_memory_reserved", lambda: self.most_reserved),
+            ("memory_allocated", lambda: self.allocated),
+            ("max_memory_allocated", lambda: self.most_allocated),
+        ):
+            monkeypatch.setattr(torch.cuda, name, lambda of=of: of() << 20)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 - self.in_use << 20, 1000 << 20))
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", self._segments)
+        for name in ("synchronize", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, lambda: None)
+
+    def _segments(self) -> list[dict[str, object]]:
+        mine = {
+            "total_size": 30 + self.kept << 20,
+            "allocated_size": 30 << 20,
+            "segment_pool_id": (0, 0),
+        }
+        graphs = {"total_size": 50 << 20, "allocated_size": 0, "segment_pool_id": (0, 1)}
+        return [mine, graphs]
+
+
 def test_what_an_earlier_variant_left_in_the_allocator_is_not_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mib = 1 << 20
-    segments = [
-        {"total_size": 20 * mib, "allocated_size": 12 * mib, "segment_pool_id": (0, 0)},
-        {"total_size": 50 * mib, "allocated_size": 0, "segment_pool_id": (0, 1)},  # a graph's own
-    ]
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 * mib, 100 * mib))
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert measure._device_mib() == 70
-    assert measure._in_use_mib() == 62
+    _Device(monkeypatch)
+    assert device_memory.device_mib() == 100
+    assert device_memory.in_use_mib() == 80
+
+
+@pytest.mark.parametrize(
+    ("new", "most_allocated", "used"),
+    [
+        (40, 95, 40),  # 35 for tensors, all in new segments: what was left over could not be used
+        (40, 110, 50),  # 50 for tensors: 10 of them must be where memory was left over
+        (0, 75, 15),
+        (0, 60, 0),
+    ],
+)
+def test_memory_that_was_left_over_counts_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, new: int, most_allocated: int, used: int
+) -> None:
+    device = _Device(monkeypatch)
+    before = device_memory.mark()
+    device.in_use += new
+    device.reserved += new
+    device.most_reserved, device.most_allocated = device.reserved, most_allocated
+    assert device_memory.peak_since(before) == used
+
+
+def test_memory_that_was_given_back_and_that_of_libraries_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = _Device(monkeypatch)
+    before = device_memory.mark()
+    device.in_use += 7  # a library's
+    device.most_reserved = 200
+    assert device_memory.peak_since(before) == 7 + 120
 
 
 _WORKER = """
