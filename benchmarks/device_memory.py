@@ -1,10 +1,10 @@
 """Device memory that a variant takes, in a process where others have run before.
 
-Counted is what the whole device has in use: graphs and libraries count too, unlike in PyTorch's own
-statistics. Of PyTorch's memory the peak counts, also where it has been given back since; of the rest
-what is in use at the end.
+Counted is what the whole device has in use: graphs and libraries count too, and the stand-ins of
+PyGraph's recordings, which take no memory, do not, unlike in PyTorch's own statistics. PyTorch keeps
+what it has taken, so what is in use is the peak since it last gave memory back.
 
-PyTorch cannot give back all: a segment in which one small tensor lives stays. What is free in such a
+It cannot give back all: a segment in which one small tensor lives stays. What is free in such a
 segment is nobody's. A later variant that fits its tensors there takes less new memory than it uses, and
 one that does not is not to blame for it. So what counts is the new memory, and of the old as much as it
 must have used: what PyTorch had allocated at most, beyond the new segments.
@@ -38,12 +38,11 @@ def mark() -> Mark:
     )
 
 
-def peak_since(before: Mark) -> float:
+def used_since(before: Mark) -> float:
     """In MiB, since the mark, or since :func:`restart`."""
-    others = device_mib() - torch.cuda.memory_reserved() / 2**20 - (before.device - before.reserved)
     reserved = torch.cuda.max_memory_reserved() / 2**20 - before.reserved
     allocated = torch.cuda.max_memory_allocated() / 2**20 - before.allocated
-    return others + reserved + min(before.kept, max(0.0, allocated - reserved))
+    return device_mib() - before.device + min(before.kept, max(0.0, allocated - reserved))
 
 
 def restart() -> None:

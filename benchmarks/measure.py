@@ -123,14 +123,14 @@ def _prepare(
     torch.cuda.synchronize()
     row = variant.row
     row.compile_s = time.perf_counter() - start
-    row.compile_peak_mib = model_mib + device_memory.peak_since(before)
+    row.compile_peak_mib = model_mib + device_memory.used_since(before)
     for i in range(max(0, workload.warm_up - _FIRST_CALLS)):
         variant.step(inputs[i % len(inputs)])
     device_memory.restart()
     start = time.perf_counter()
     for i in range(3):
         variant.step(inputs[i % len(inputs)])
-    row.peak_mib = model_mib + device_memory.peak_since(before)
+    row.peak_mib = model_mib + device_memory.used_since(before)
     row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
     if name in SAME_CODE:
         row.compile_s = None  # found much of it compiled

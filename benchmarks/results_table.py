@@ -104,7 +104,7 @@ _DETAIL_HEADINGS = (
     *("Workload", "MiB copied per call: + graphs", "PyGraph"),
     *("graphs used", "not selected", "refused"),
     *("share of the hand-made graph's speed, synchronized: + graphs", "PyGraph"),
-    *("compile s: + graphs", "PyGraph", "peak MiB while compiling: + graphs", "PyGraph"),
+    *("compile s: + graphs", "PyGraph", "MiB after compiling: + graphs", "PyGraph"),
 )
 
 

@@ -41,7 +41,7 @@ class Row:
     latency_us: float = 0.0  # per call, with a synchronize after each
     host_us: float = 0.0  # of the caller's thread per call
     peak_mib: float = 0.0  # device memory in use after calls, with model and inputs, without libraries
-    compile_peak_mib: float = 0.0  # the same from compilation through the first calls
+    compile_peak_mib: float = 0.0  # the same when it has been compiled and called a few times
     # From torch.compile through the first calls, less what as many take later; with empty caches.
     compile_s: float | None = None
     in_graphs: float = 0.0  # share of the kernels of one call that ran in graphs

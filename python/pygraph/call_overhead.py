@@ -5,11 +5,11 @@ be had for less, with the same result:
 
     the range            Dynamo brackets the code that loads a graph's arguments with a range for
                          profilers, at two calls of Python functions, profiler or not. It is left out.
-    numbers              a NumPy number in a model is made a tensor three times per call: once to be
-                         guarded, twice to be passed. (Python's numbers, where they vary, once.) The
-                         engine's ``as_tensor`` does it once for each purpose, in a tenth of the time.
+    numbers              a NumPy number in a model is made a tensor up to four times per call: for two
+                         guards, and twice to be passed. (Python's numbers, where they vary, once.) The
+                         engine's ``as_tensor`` does it once to pass it, in a seventh of the time.
     the module's flag    a generator-based context around each call of a compiled module sets a flag;
-                         a class does the same in half the time.
+                         a class does the same in a third of the time.
 
 The first two are settings of the compilation that is going on, changed when the backend is done, before
 Dynamo generates code and guards, and set back at the compilation's end: other backends' programs are as

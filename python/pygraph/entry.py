@@ -34,7 +34,7 @@ class State(enum.Enum):
     MEASURING = "measuring"  # captured, and on trial against the uncaptured run
     CAPTURED = "captured"
     NOT_SELECTED = "not selected"  # stays uncaptured because that is as fast; `reason` says how fast
-    REFUSED = "refused"  # stays uncaptured; `reason` says why
+    REFUSED = "refused"  # stays uncaptured, in most cases for good; `reason` says why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,4 +62,5 @@ class Entry:
     decision: Decision | None = None
     key: str = ""  # of the decision on disk; empty for none
     looks: int = 0  # at the decision, since it was made
+    calls_until_retry: int = 0  # of one that is refused for now; 0: for good
     looks_outside: int = 0  # the last ones in a row that found another time than was measured

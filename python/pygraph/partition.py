@@ -149,9 +149,11 @@ class Partition:
                     del self.entries[key]
 
     def refuse(self, entry: Entry, reason: str) -> None:
-        """Leaves the signature uncaptured for good."""
+        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
         if entry.state is not State.REFUSED or entry.reason != reason:
             log.warning("%s stays uncaptured: %s", self.info.name, reason)
+        if reason == recorder.OUT_OF_MEMORY:
+            entry.calls_until_retry = self._policy.calls_until_retry()
         entry.state, entry.reason = State.REFUSED, reason
         entry.graph = entry.trial = entry.decision = entry.pending = None
 

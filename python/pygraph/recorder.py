@@ -68,10 +68,13 @@ def record(
         return Recording(graph, pair, generators, positions)
 
 
+OUT_OF_MEMORY = "recording ran out of memory"
+
+
 def describe_failure(error: BaseException) -> str:
     """The reason a recording failed, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
-        return "recording ran out of memory"
+        return OUT_OF_MEMORY
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"
 

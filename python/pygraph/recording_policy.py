@@ -6,6 +6,10 @@ from __future__ import annotations
 # been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
 _RECORDED_AT_ONCE = 2
 _RECORDED_AT_ONCE_IF_DYNAMIC = 0
+# Memory that is short may be free later: in a training loop's first steps, say, or beside another
+# program. Each try may make PyTorch's allocator empty its caches, so there are few, and ever later.
+_RETRIES = 3
+_CALLS_UNTIL_RETRY = 1000
 _ASSUMED_SECONDS = 0.01  # a recording of a small function, before the first has shown what it takes
 
 
@@ -18,6 +22,7 @@ class RecordingPolicy:
         self._recordings = 0
         self._seconds = 0.0
         self._dropped = 0
+        self._out_of_memory = 0
 
     def note_recording(self, seconds: float) -> None:
         """A signature was recorded, whatever came of it."""
@@ -27,6 +32,13 @@ class RecordingPolicy:
     def note_dropped(self, graphs: int) -> None:
         """So many graphs made room for others."""
         self._dropped += graphs
+
+    def calls_until_retry(self) -> int:
+        """After a recording that ran out of memory; 0: it is not tried again."""
+        self._out_of_memory += 1
+        if self._out_of_memory > _RETRIES:
+            return 0
+        return int(_CALLS_UNTIL_RETRY * 4 ** (self._out_of_memory - 1))
 
     def seconds_to_wait(self, has_numbers: bool) -> float:
         """Host time that calls of a signature take uncaptured before it is worth a recording.

@@ -88,10 +88,13 @@ class Selector:
         if has_graph:
             self._keep(entry)
         elif is_new or entry.decision is not None:
-            looks = _CALLS_PER_LOOK if entry.decision is not None else 0
+            looks = _CALLS_PER_LOOK if entry.decision is not None else entry.calls_until_retry
             runtime.engine().add_without_graph(self._partition.callable, args, looks)
         entry.looks += 1
         decision = entry.decision
+        if entry.calls_until_retry > 0 and not is_new:
+            self._forget(key)
+            return self._partition.uncaptured(args)
         if is_new or decision is None or entry.state is State.MEASURING:
             return self._partition.uncaptured(args)
         outputs, sample = self._timed(entry, decision.selected, args, sleep=0.0)
@@ -160,8 +163,14 @@ class Selector:
             runtime.engine().remove_graph(partition.callable, entry.graph)
             self._start_trial(entry)
         else:
-            runtime.engine().clear_without_graph(partition.callable)
-            partition.entries.pop(key, None)  # recorded anew
+            self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        """Lets a signature that runs uncaptured be recorded anew."""
+        runtime.engine().clear_without_graph(self._partition.callable)
+        self._partition.entries.pop(key, None)
+        for entry in self._partition.entries.values():
+            entry.looks = 0  # the engine is to be told of the others again
 
     def _keep(self, entry: Entry) -> None:
         self._partition.keep(entry.graph, _CALLS_PER_LOOK if entry.decision is not None else 0)

@@ -190,6 +190,7 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         clear_waiting=real.clear_waiting,
         free_blas_workspaces=lambda: None,
         add_without_graph=lambda callable, args, calls: looks.append(calls),
+        clear_without_graph=real.clear_without_graph,
         add_graph=lambda callable, graph, most, calls: [],
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
@@ -336,6 +337,44 @@ def test_a_refused_signature_is_told_to_the_engine_once(
         entry = _call(partition, None)
     assert (entry.state, entry.reason) == (State.REFUSED, "a host callback")
     assert calls_per_look == [0]
+
+
+def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_ever(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``_call`` stands for a call that the engine asks about, when a look is due."""
+    graph = _Graph()
+    attempts: list[int] = []
+
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        attempts.append(1)
+        if len(attempts) in (3,):
+            return Attempt(list(args), graph)
+        return Attempt(list(args), failure=recorder.describe_failure(torch.OutOfMemoryError("no")))
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    other = partition.entries[b"another"] = Entry(State.REFUSED, looks=1)
+
+    def refused_then_forgotten() -> None:
+        for _ in range(3):  # seen, recorded, told to the engine
+            assert partition._miss([None]) == [None]
+        assert partition.entries[b"key"].state is State.REFUSED
+        assert partition._miss([None]) == [None]
+
+    refused_then_forgotten()
+    assert b"key" not in partition.entries
+    assert other.looks == 0  # the engine forgot this one too, and will be told of it again
+    refused_then_forgotten()
+    assert calls_per_look == [1000, 4000]
+    for _ in range(2):
+        assert partition._miss([None]) == [None]
+    assert partition.entries[b"key"].state is State.CAPTURED
+    del partition.entries[b"key"]
+    refused_then_forgotten()
+    refused_then_forgotten()
+    assert calls_per_look == [1000, 4000, 16000, 0]
+    assert partition.entries[b"key"].state is State.REFUSED  # for good
 
 
 def test_a_suspect_result_is_looked_at_by_the_next_call(
