@@ -233,6 +233,27 @@ def test_masks_of_objects_are_pasted_in_one_graph() -> None:
     assert [graph.state for graph in pygraph.stats()].count("captured") == 1
 
 
+def test_levels_of_a_pyramid_are_pooled_in_one_graph() -> None:
+    poolers = pytest.importorskip("torchvision.ops.poolers")
+    pool = poolers.MultiScaleRoIAlign(["0", "1", "2", "3"], 7, 2)
+    pool.scales, pool.map_levels = [1 / 4, 1 / 8, 1 / 16, 1 / 32], poolers.initLevelMapper(2, 5)
+
+    def function(features: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:
+        named = {str(level): feature for level, feature in enumerate(features)}
+        return pool(named, [boxes], [(512, 512)]) * 2
+
+    features = [randn(1, 16, 128 >> level, 128 >> level) for level in range(4)]
+    corner, size = torch.rand(60, 2) * 100, torch.exp2(torch.rand(60, 2) * 5 + 4)
+    boxes = torch.cat([corner, corner + size], 1).cuda()
+    model = compiled(function)
+    with torch.no_grad():
+        for _ in range(6):
+            torch.testing.assert_close(model(features, boxes), function(features, boxes))
+    (graph,) = captured()
+    assert graph.replays >= 3
+    assert refusals() == []
+
+
 def test_what_surrounds_an_operation_that_waits_is_captured() -> None:
     def solve(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         square = x @ x.mT + 5 * torch.eye(x.shape[-1], device=x.device)
