@@ -12,29 +12,19 @@ import pytest
 import torch
 
 from pygraph import partition as partition_module
-from pygraph import recorder, runtime, verify
-from pygraph.capture import Attempt, SideEffects, attempt
-from pygraph.entry import Entry, PartitionInfo, Pending, State
+from pygraph import recorder, runtime
+from pygraph.capture import Attempt
+from pygraph.entry import Entry, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
 from pygraph.recording_policy import RecordingPolicy
 
-_INFO = PartitionInfo(
-    name="forward",
-    device=0,
-    argument_count=1,
-    counts_numbers=True,
-    static=frozenset({0}),
-    mutated=frozenset({1}),
-    is_backward=False,
-    saved=(),
-    on_host=frozenset(),
-)
+from .stand_ins import INFO, Graph
 
 
 def _partition(argument_count: int, counts_numbers: bool) -> Partition:
-    info = dataclasses.replace(_INFO, argument_count=argument_count, counts_numbers=counts_numbers)
+    info = dataclasses.replace(INFO, argument_count=argument_count, counts_numbers=counts_numbers)
     return Partition(lambda args: args, info, Options())
 
 
@@ -66,90 +56,6 @@ def test_a_partition_lives_as_long_as_its_callable() -> None:
     del callable_
     gc.collect()
     assert reference() is None
-
-
-class _Graph:
-    """Stands in for a captured graph that adds one, or that cannot be launched."""
-
-    output_bytes = 0
-    donated: tuple[int, ...] = ()
-    nodes = 3
-    relocations = 4
-
-    def __init__(self, launches: bool = True, unexplained_words: int = 0) -> None:
-        self.unexplained_words = unexplained_words
-        self._launches = launches
-
-    def release_workspace(self) -> None:
-        pass
-
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        if not self._launches:
-            raise runtime.engine().DriverError("graph_launch failed")
-        return [args[0] + 1]
-
-
-def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification on CPU tensors."""
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-
-
-def _attempt(
-    monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, verify_graphs: bool
-) -> Attempt:
-    """One second call with a recording that yields ``graph``; the result must be right in any case."""
-
-    def record(*args: object, **kwargs: object) -> Recording:
-        if isinstance(graph, Exception):
-            raise graph
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-        return Recording(graph, pair, [])
-
-    _without_gpu(monkeypatch)
-    monkeypatch.setattr(recorder, "record", record)
-    x = torch.ones(4)
-
-    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [args[0] + 1]
-
-    options = Options(verify=verify_graphs)
-    result = attempt(add_one, add_one, [x], _INFO, options, SideEffects(), None)
-    assert torch.equal(result.outputs[0], x + 1)
-    return result
-
-
-@pytest.mark.parametrize("verify_graphs", [True, False])
-def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_graphs: bool) -> None:
-    graph = _Graph()
-    assert _attempt(monkeypatch, graph, verify_graphs).graph is graph
-
-
-@pytest.mark.parametrize("verify_graphs", [True, False])
-@pytest.mark.parametrize(
-    ("graph", "reason"),
-    [
-        (torch.OutOfMemoryError("no"), "recording ran out of memory"),
-        (RuntimeError("sync while capturing\nmore"), "RuntimeError: sync while capturing"),
-        (_Graph(launches=False), "graph_launch failed"),
-    ],
-)
-def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, graph: _Graph | Exception, reason: str, verify_graphs: bool
-) -> None:
-    result = _attempt(monkeypatch, graph, verify_graphs)
-    assert result.graph is None
-    assert reason in result.failure
-
-
-def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = _Graph(unexplained_words=1)
-    assert _attempt(monkeypatch, graph, verify_graphs=False).graph is None
-    assert _attempt(monkeypatch, graph, verify_graphs=True).graph is graph
 
 
 def _after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
@@ -213,9 +119,7 @@ def test_tuples_of_tensors_are_unpacked_for_the_engine(monkeypatch: pytest.Monke
         args.clear()
         return result
 
-    info = dataclasses.replace(
-        _INFO, argument_count=4, static=frozenset({2}), mutated=frozenset({0, 3})
-    )
+    info = dataclasses.replace(INFO, argument_count=4, static=frozenset({2}), mutated=frozenset({0, 3}))
     partition = Partition(function, info, Options())
     for last in (7, 8):
         args: list[object] = [1, (2, 3), 4, last]
@@ -254,7 +158,7 @@ def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
         calls.append(args[0])
         return list(args)
 
-    partition = Partition(function, _INFO, Options())
+    partition = Partition(function, INFO, Options())
     entry = Entry()
     assert partition._watched_call(entry, [5]) == [5]
     assert calls == [5]
@@ -273,12 +177,12 @@ def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``_call`` stands for a call that the engine asks about, when a wait is over."""
-    graph = _Graph()
+    graph = Graph()
     monkeypatch.setattr(
         partition_module.capture, "attempt", lambda f, u, args, *rest: Attempt(list(args), graph)
     )
     engine = runtime.engine()
-    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     partition._policy = _after_four_recordings(max_graphs=4)  # 0.1 s each
 
     def waits() -> float:
@@ -305,7 +209,7 @@ def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
 def test_the_second_call_is_recorded_unless_graphs_are_off(
     calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch, select: str
 ) -> None:
-    graph = _Graph()
+    graph = Graph()
     attempts = []
 
     def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
@@ -313,7 +217,7 @@ def test_the_second_call_is_recorded_unless_graphs_are_off(
         return Attempt(list(args), graph)
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    partition = Partition(lambda args: list(args), _INFO, Options(select=select))
+    partition = Partition(lambda args: list(args), INFO, Options(select=select))
     assert _call(partition, None).state is State.UNCAPTURED
     entry = _call(partition, None)
     if select == "always":
@@ -332,7 +236,7 @@ def test_a_refused_signature_is_told_to_the_engine_once(
         return Attempt(list(args), failure="a host callback")
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     for _ in range(5):
         entry = _call(partition, None)
     assert (entry.state, entry.reason) == (State.REFUSED, "a host callback")
@@ -343,7 +247,7 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_eve
     calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``_call`` stands for a call that the engine asks about, when a look is due."""
-    graph = _Graph()
+    graph = Graph()
     attempts: list[int] = []
 
     def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
@@ -353,7 +257,7 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_eve
         return Attempt(list(args), failure=recorder.describe_failure(torch.OutOfMemoryError("no")))
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     other = partition.entries[b"another"] = Entry(State.REFUSED, looks=1)
 
     def refused_then_forgotten() -> None:
@@ -381,7 +285,7 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
     calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    graph = _Graph()
+    graph = Graph()
     pending = Pending(Recording(graph, None, []), [3], 0)
 
     def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
@@ -389,47 +293,8 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
         return Attempt(list(args), pending=pending) if len(seen) == 1 else Attempt(list(args), graph)
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    partition = Partition(lambda args: list(args), _INFO, Options(select="always"))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     for _ in range(3):
         entry = _call(partition, None)
     assert seen == [None, pending]
     assert (entry.state, entry.pending) == (State.CAPTURED, None)
-
-
-def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A second recording would be another graph, of which only the suspects were looked at."""
-
-    class Flipping(_Graph):
-        """Differs in its second result at the first replay, as sums by atomic additions may."""
-
-        replays = 0
-
-        def replay(
-            self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-        ) -> list[torch.Tensor]:
-            self.replays += 1
-            return [args[0] + 1, args[0] + (2 + 2**-20 if self.replays == 1 else 2)]
-
-    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [args[0] + 1, args[0] + 2]
-
-    graphs: list[Flipping] = []
-
-    def record(*args: object, **kwargs: object) -> Recording:
-        graphs.append(Flipping())
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-        return Recording(graphs[-1], pair, [])
-
-    _without_gpu(monkeypatch)
-    monkeypatch.setattr(recorder, "record", record)
-    x = torch.ones(4)
-    common = (_INFO, Options(), SideEffects())
-    first = attempt(function, function, [x], *common, None)
-    assert first.graph is None
-    assert first.pending is not None
-    assert list(first.pending.suspects) == [1]
-    second = attempt(function, function, [x], *common, first.pending)
-    assert len(graphs) == 1
-    assert second.graph is graphs[0]

@@ -1,0 +1,43 @@
+"""Stand-ins for what a GPU would give."""
+
+from __future__ import annotations
+
+import torch
+
+from pygraph import runtime
+from pygraph.entry import PartitionInfo
+
+INFO = PartitionInfo(
+    name="forward",
+    device=0,
+    argument_count=1,
+    counts_numbers=True,
+    static=frozenset({0}),
+    mutated=frozenset({1}),
+    is_backward=False,
+    saved=(),
+    on_host=frozenset(),
+)
+
+
+class Graph:
+    """Stands in for a captured graph that adds one, or that cannot be launched."""
+
+    output_bytes = 0
+    donated: tuple[int, ...] = ()
+    nodes = 3
+    relocations = 4
+
+    def __init__(self, launches: bool = True, unexplained_words: int = 0) -> None:
+        self.unexplained_words = unexplained_words
+        self._launches = launches
+
+    def release_workspace(self) -> None:
+        pass
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        if not self._launches:
+            raise runtime.engine().DriverError("graph_launch failed")
+        return [args[0] + 1]

@@ -1,0 +1,113 @@
+"""One call that is recorded and verified, with stand-ins for the recording and the graph."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pygraph import recorder, verify
+from pygraph.capture import Attempt, SideEffects, attempt
+from pygraph.options import Options
+from pygraph.recorder import Recording
+
+from .stand_ins import INFO, Graph
+
+
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification on CPU tensors."""
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+
+
+def _attempt(monkeypatch: pytest.MonkeyPatch, graph: Graph | Exception, verify_graphs: bool) -> Attempt:
+    """One second call with a recording that yields ``graph``; the result must be right in any case."""
+
+    def record(*args: object, **kwargs: object) -> Recording:
+        if isinstance(graph, Exception):
+            raise graph
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+        return Recording(graph, pair, [])
+
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", record)
+    x = torch.ones(4)
+
+    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + 1]
+
+    options = Options(verify=verify_graphs)
+    result = attempt(add_one, add_one, [x], INFO, options, SideEffects(), None)
+    assert torch.equal(result.outputs[0], x + 1)
+    return result
+
+
+@pytest.mark.parametrize("verify_graphs", [True, False])
+def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_graphs: bool) -> None:
+    graph = Graph()
+    assert _attempt(monkeypatch, graph, verify_graphs).graph is graph
+
+
+@pytest.mark.parametrize("verify_graphs", [True, False])
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (torch.OutOfMemoryError("no"), "recording ran out of memory"),
+        (RuntimeError("sync while capturing\nmore"), "RuntimeError: sync while capturing"),
+        (Graph(launches=False), "graph_launch failed"),
+    ],
+)
+def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph | Exception, reason: str, verify_graphs: bool
+) -> None:
+    result = _attempt(monkeypatch, graph, verify_graphs)
+    assert result.graph is None
+    assert reason in result.failure
+
+
+def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph(unexplained_words=1)
+    assert _attempt(monkeypatch, graph, verify_graphs=False).graph is None
+    assert _attempt(monkeypatch, graph, verify_graphs=True).graph is graph
+
+
+def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second recording would be another graph, of which only the suspects were looked at."""
+
+    class Flipping(Graph):
+        """Differs in its second result at the first replay, as sums by atomic additions may."""
+
+        replays = 0
+
+        def replay(
+            self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+        ) -> list[torch.Tensor]:
+            self.replays += 1
+            return [args[0] + 1, args[0] + (2 + 2**-20 if self.replays == 1 else 2)]
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + 1, args[0] + 2]
+
+    graphs: list[Flipping] = []
+
+    def record(*args: object, **kwargs: object) -> Recording:
+        graphs.append(Flipping())
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+        return Recording(graphs[-1], pair, [])
+
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", record)
+    x = torch.ones(4)
+    common = (INFO, Options(), SideEffects())
+    first = attempt(function, function, [x], *common, None)
+    assert first.graph is None
+    assert first.pending is not None
+    assert list(first.pending.suspects) == [1]
+    second = attempt(function, function, [x], *common, first.pending)
+    assert len(graphs) == 1
+    assert second.graph is graphs[0]
