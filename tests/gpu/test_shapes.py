@@ -88,19 +88,22 @@ def test_memory_is_given_back() -> None:
 
 
 def test_recording_leaves_no_reserved_memory_behind() -> None:
-    model = compiled(lambda x: torch.relu(x + 1) * 2)
     x = randn(1 << 26)
-    with torch.no_grad():
-        model(x)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_reserved()
-        free_before, _ = torch.cuda.mem_get_info()
-        model(x)
-        torch.cuda.synchronize()
-        free_after, _ = torch.cuda.mem_get_info()
-    assert len(captured()) == 1
-    assert torch.cuda.memory_reserved() - before <= 1 << 28
-    assert free_before - free_after <= (1 << 28) + (64 << 20)
+    taken = []
+    for n in range(3):  # another program may allocate meanwhile: the smallest counts
+        model = compiled(lambda x, n=n: torch.relu(x + n) * 2)
+        with torch.no_grad():
+            model(x)
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_reserved()
+            free_before, _ = torch.cuda.mem_get_info()
+            model(x)
+            torch.cuda.synchronize()
+            free_after, _ = torch.cuda.mem_get_info()
+        assert len(captured()) == n + 1
+        assert torch.cuda.memory_reserved() - before <= 1 << 28
+        taken.append(free_before - free_after)
+    assert min(taken) <= (1 << 28) + (64 << 20)
 
 
 def test_all_graphs_share_one_workspace() -> None:
