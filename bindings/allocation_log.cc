@@ -2,6 +2,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include "node_count.h"
+
 namespace pygraph {
 namespace {
 
@@ -18,26 +20,16 @@ class Observer : public c10::MemoryReportingInfoBase {
     const auto address = reinterpret_cast<uint64_t>(pointer);
     if (!range_.contains(address)) return;
     if (size > 0) {
-      log_->allocate(address, static_cast<uint64_t>(size), count_nodes());
+      log_->allocate(address, static_cast<uint64_t>(size), nodes());
     } else {
-      log_->free(address, count_nodes());
+      log_->free(address, nodes());
     }
   }
   bool memoryProfilingEnabled() const override { return true; }
 
  private:
-  uint32_t count_nodes() {
-    int status = 0;
-    CUgraph graph = nullptr;
-    size_t count = 0;
-    if (driver_.stream_get_capture_info(stream_, &status, nullptr, &graph, nullptr, nullptr,
-                                        nullptr) == abi::kSuccess &&
-        status == abi::kCaptureStatusActive &&
-        driver_.graph_get_nodes(graph, nullptr, &count) == abi::kSuccess) {
-      node_count_ = static_cast<uint32_t>(count);
-    }
-    return node_count_;  // outside the capture: as many as there were
-  }
+  // Outside the capture: as many as there were.
+  uint32_t nodes() { return node_count_ = count_nodes(driver_, stream_, node_count_); }
 
   const Driver& driver_;
   CUstream stream_;

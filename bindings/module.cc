@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 
+#include <algorithm>
+
 #include "blas_workspaces.h"
 #include "graphed_callable.h"
 #include "numbers.h"
@@ -89,6 +91,13 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "unexplained_words",
           [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
+      .def_property_readonly("declared",
+                             [](const CapturedGraph& graph) {
+                               return std::ranges::count_if(graph.linked().recording.nodes,
+                                                            &Node::declared);
+                             })
+      .def_property_readonly("lanes",
+                             [](const CapturedGraph& graph) { return graph.linked().lanes; })
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
@@ -108,12 +117,13 @@ void bind_recording_pair(py::module_& m) {
       .def("end", &RecordingPair::end)
       .def("finish",
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
-              const std::vector<int>& random_arguments) {
+              const std::vector<int>& random_arguments,
+              const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
              std::vector<RandomSource> random;
              random.reserve(random_arguments.size());
              for (const int argument : random_arguments) random.push_back({argument});
-             pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(),
-                         std::move(random));
+             pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(), std::move(random),
+                         kernels);
            })
       .def("link", &RecordingPair::link)
       .def("poison", &RecordingPair::poison)

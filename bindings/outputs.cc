@@ -79,6 +79,16 @@ bool Output::same_layout(const Output& other) const {
          lazy == other.lazy;
 }
 
+OutputPlan::OutputPlan(const OutputPlan& other)
+    : outputs(other.outputs),
+      buffers(other.buffers),
+      block_bytes(other.block_bytes),
+      block_donors(other.block_donors),
+      persistent(other.persistent),
+      is_tuple(other.is_tuple) {
+  for (PyObject* object : persistent) Py_XINCREF(object);
+}
+
 OutputPlan::~OutputPlan() {
   for (PyObject* object : persistent) Py_XDECREF(object);
 }

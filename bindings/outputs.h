@@ -57,7 +57,9 @@ struct OutputPlan {
   bool is_tuple = false;
 
   OutputPlan() = default;
+  OutputPlan(const OutputPlan& other);  // needs Python's lock
   OutputPlan(OutputPlan&& other) noexcept = default;
+  OutputPlan& operator=(const OutputPlan&) = delete;
   OutputPlan& operator=(OutputPlan&&) = delete;
   ~OutputPlan();  // needs Python's lock
 

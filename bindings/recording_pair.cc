@@ -40,6 +40,7 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
 }
 
 RecordingPair::~RecordingPair() {
+  operator_log_.reset();
   scope_.reset();
   workspaces_.reset();
   for (PyObject* list : stand_ins_) Py_XDECREF(list);
@@ -69,22 +70,27 @@ void RecordingPair::begin(int index, CUstream stream) {
   workspaces_.emplace(spaces_[index]->range());
   scrub_stack();
   scope_.emplace(driver_, stream, *spaces_[index]);
+  operator_log_.emplace(driver_, stream, spaces_[index]->range());
 }
 
 void RecordingPair::end() {
   if (!scope_) return;
+  operators_ = operator_log_->take();
+  operator_log_.reset();
   logs_[current_] = scope_->log();
   scope_.reset();
   workspaces_.reset();
 }
 
 void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
-                           std::vector<RandomSource> random) {
+                           std::vector<RandomSource> random,
+                           const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
   Recording& recording = recordings_[index];
   recording = read_graph(driver_, graph);
   recording.allocations = logs_[index].allocations();
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
+  declare_reads(recording, operators_, kernels);
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
   for (const Buffer* buffer : output_slots(*outputs_[index])) {
     recording.outputs.push_back(buffer->address);
@@ -137,16 +143,23 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
 }
 
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
-                                                   const std::vector<GivenAway>& given_away) {
+                                                   const std::vector<GivenAway>& given_away,
+                                                   uint32_t lanes) {
   outputs_[0]->check_equal(*outputs_[1]);
-  share_blocks(*outputs_[1], sharing);
+  OutputPlan outputs = *outputs_[1];
+  share_blocks(outputs, sharing);
   const MemoryOptions memory{.donated = donated_inputs(given_away),
-                             .sharing = sharing_slots(*outputs_[1], sharing),
+                             .sharing = sharing_slots(outputs, sharing),
                              .smallest_block = kLargeBlock};
-  LinkedGraph linked = pygraph::link(driver_, recordings_[0], std::move(recordings_[1]), memory);
-  take_over_donors(*outputs_[1], linked.donors);
-  return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(*outputs_[1]),
-                                         random_, std::move(graph_), std::move(linked));
+  LinkedGraph linked = pygraph::link(driver_, recordings_[0], recordings_[1], memory, lanes);
+  take_over_donors(outputs, linked.donors);
+  CUgraph clone = nullptr;
+  PYGRAPH_CHECK(driver_, graph_clone(&clone, graph_.get()));
+  Graph graph(driver_, clone);
+  retarget_nodes(driver_, linked.recording, clone);
+  if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
+  return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
+                                         std::move(graph), std::move(linked));
 }
 
 }  // namespace pygraph

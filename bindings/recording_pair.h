@@ -11,6 +11,7 @@
 #include "allocation_log.h"
 #include "blas_workspaces.h"
 #include "captured_graph.h"
+#include "declared_access.h"
 #include "donation.h"
 
 namespace pygraph {
@@ -31,14 +32,16 @@ class RecordingPair {
   void end();
 
   // Reads the captured graph. `returned` is what the function returned; it may be freed afterwards.
-  // The last `random.size()` nodes are sentinels, one per source (see philox.h).
-  void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random);
+  // The last `random.size()` nodes are sentinels, one per source (see philox.h). `kernels`: what is
+  // known of kernels, by the address of their function.
+  void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random,
+              const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 
-  // After both: match, scan, plan, and make the graph executable. Call once. `sharing` are the
-  // outputs that may lie together in one block of memory (see share_blocks), `given_away` what
-  // calls like this one give away.
+  // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
+  // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
+  // give away. `lanes`: how many of its nodes may run at a time.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
-                                      const std::vector<GivenAway>& given_away);
+                                      const std::vector<GivenAway>& given_away, uint32_t lanes);
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was
   // written.
@@ -58,6 +61,8 @@ class RecordingPair {
   std::vector<RandomSource> random_;
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_;
+  std::optional<OperatorLog> operator_log_;
+  std::vector<RecordedOperator> operators_;  // of the second recording
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;

@@ -9,9 +9,10 @@
 //           |     [    C    ]
 //           +------------------> nodes
 //
-// Where kernels may overlap, lifetimes begin with the step that they begin in (chain.h). A graph
-// with branches promises less. There the allocator's own decisions are kept: addresses that were
-// shared while recording stay shared, as they are safe by stream order.
+// Where kernels may overlap, lifetimes begin where everything before has ended when they do
+// (order.h). A graph that was recorded with branches promises less. There the allocator's own
+// decisions are kept: addresses that were shared while recording stay shared, as they are safe by
+// stream order.
 //
 // A backward frees the tensors that were saved for it one by one as it goes, and its results come
 // up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
@@ -21,13 +22,14 @@
 //
 // The largest allocations can get blocks of their own, with what is smaller beside and after them;
 // or they lie in an output that is written later.
+#include "plan_memory.h"
+
 #include <algorithm>
 #include <span>
 
-#include "chain.h"
 #include "donors.h"
+#include "order.h"
 #include "pack.h"
-#include "pygraph/link.h"
 
 namespace pygraph {
 namespace {
@@ -61,23 +63,29 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
   return total;
 }
 
-// Internal memory begins with its step. What was never freed (libraries' workspaces) is needed
-// until its last use.
-void limit_lifetimes(LinkedGraph& linked, const Chain& chain) {
+// Internal memory begins where what comes before its uses has ended. Where that is less than all
+// that came before, its uses are known (branches.h), or wait for all. What was never freed
+// (libraries' workspaces) is needed until its last use.
+void limit_lifetimes(LinkedGraph& linked, const Order& order) {
   std::vector<uint32_t> ends(linked.symbols.size(), 0);
+  std::vector<uint32_t> begins(linked.symbols.size(), Allocation::kNever);
   for (const Relocation& relocation : linked.relocations) {
+    const uint32_t position = linked.recording.nodes[relocation.node].position;
     uint32_t& end = ends[relocation.symbol];
-    end = std::max(end, linked.recording.nodes[relocation.node].position + 1);
+    end = std::max(end, position + 1);
+    uint32_t& begin = begins[relocation.symbol];
+    begin = std::min(begin, order.begin_of(position));
   }
   for (size_t i = 0; i < linked.symbols.size(); ++i) {
     Symbol& symbol = linked.symbols[i];
     if (symbol.kind != SymbolKind::kInternal) continue;
     if (symbol.last == Allocation::kNever) symbol.last = std::max(symbol.first, ends[i]);
-    symbol.first = chain.begin_of(symbol.first);
+    symbol.first =
+        order.is_chain ? order.begin_of(symbol.first) : std::min(symbol.first, begins[i]);
   }
 }
 
-Uses find_uses(const LinkedGraph& linked, const Chain& chain,
+Uses find_uses(const LinkedGraph& linked, const Order& order,
                std::span<const DonatedInput> donated) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
@@ -89,7 +97,7 @@ Uses find_uses(const LinkedGraph& linked, const Chain& chain,
       uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], position + 1);
     } else if (symbol.kind == SymbolKind::kOutput) {
       uses.output_begin[symbol.slot] =
-          std::min(uses.output_begin[symbol.slot], chain.begin_of(position));
+          std::min(uses.output_begin[symbol.slot], order.begin_of(position));
     }
   }
   for (const DonatedInput& input : donated) {
@@ -152,16 +160,20 @@ bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
 }  // namespace
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
+  plan_memory(linked, options, order_of_chain(linked.recording));
+}
+
+void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
+                 const std::optional<Order>& order) {
   std::vector<uint32_t> internals = internal_symbols(linked);
   linked.donors.assign(linked.recording.outputs.size(), {});
-  const std::optional<Chain> chain = find_chain(linked.recording);
-  if (!chain) {
+  if (!order) {
     linked.workspace_size = keep_recorded_layout(linked.symbols, std::move(internals));
     linked.workspace_size_if_kept = linked.workspace_size;
     return;
   }
-  limit_lifetimes(linked, *chain);
-  const Uses uses = find_uses(linked, *chain, options.donated);
+  limit_lifetimes(linked, *order);
+  const Uses uses = find_uses(linked, *order, options.donated);
   choose_donors(linked, uses, options);
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});

@@ -15,6 +15,24 @@ std::vector<CUgraphNode> list_nodes(const Driver& driver, CUgraph graph) {
   return nodes;
 }
 
+// Edges as the driver takes them.
+struct DriverEdges {
+  std::vector<CUgraphNode> from;
+  std::vector<CUgraphNode> to;
+  std::vector<abi::EdgeData> data;
+};
+
+DriverEdges list_edges(const Driver& driver, CUgraph graph) {
+  size_t count = 0;
+  PYGRAPH_CHECK(driver, graph_get_edges(graph, nullptr, nullptr, nullptr, &count));
+  DriverEdges edges{std::vector<CUgraphNode>(count), std::vector<CUgraphNode>(count),
+                    std::vector<abi::EdgeData>(count)};
+  if (count == 0) return edges;
+  PYGRAPH_CHECK(driver, graph_get_edges(graph, edges.from.data(), edges.to.data(),
+                                        edges.data.data(), &count));
+  return edges;
+}
+
 template <typename T>
 std::vector<std::byte> to_image(const T& value) {
   std::vector<std::byte> image(sizeof value);
@@ -140,20 +158,13 @@ void read_nodes(const Driver& driver, CUgraph graph, int parent, Recording& reco
     if (is_child) read_child_graph(driver, handles[i], index, recording);
   }
 
-  size_t count = 0;
-  PYGRAPH_CHECK(driver, graph_get_edges(graph, nullptr, nullptr, nullptr, &count));
-  std::vector<CUgraphNode> from(count);
-  std::vector<CUgraphNode> to(count);
-  std::vector<abi::EdgeData> data(count);
-  if (count > 0) {
-    PYGRAPH_CHECK(driver, graph_get_edges(graph, from.data(), to.data(), data.data(), &count));
-  }
+  const DriverEdges edges = list_edges(driver, graph);
   std::sort(index_of.begin(), index_of.end());
   const auto find = [&](CUgraphNode handle) {
     return std::lower_bound(index_of.begin(), index_of.end(), std::pair(handle, 0U))->second;
   };
-  for (size_t i = 0; i < count; ++i) {
-    recording.edges.push_back({find(from[i]), find(to[i]), data[i]});
+  for (size_t i = 0; i < edges.data.size(); ++i) {
+    recording.edges.push_back({find(edges.from[i]), find(edges.to[i]), edges.data[i]});
   }
 }
 
@@ -198,6 +209,21 @@ Recording read_graph(const Driver& driver, CUgraph graph) {
     return std::pair(a.from, a.to) < std::pair(b.from, b.to);
   });
   return recording;
+}
+
+void set_edges(const Driver& driver, CUgraph graph, const Recording& recording) {
+  const DriverEdges old = list_edges(driver, graph);
+  DriverEdges edges;
+  for (const Edge& edge : recording.edges) {
+    if (recording.nodes[edge.from].parent >= 0) continue;
+    edges.from.push_back(recording.nodes[edge.from].handle);
+    edges.to.push_back(recording.nodes[edge.to].handle);
+    edges.data.push_back(edge.data);
+  }
+  PYGRAPH_CHECK(driver, graph_remove_dependencies(graph, old.from.data(), old.to.data(),
+                                                  old.data.data(), old.data.size()));
+  PYGRAPH_CHECK(driver, graph_add_dependencies(graph, edges.from.data(), edges.to.data(),
+                                               edges.data.data(), edges.data.size()));
 }
 
 void retarget_nodes(const Driver& driver, Recording& recording, CUgraph clone) {

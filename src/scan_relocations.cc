@@ -28,6 +28,8 @@
 #include <optional>
 #include <string>
 
+#include "branches.h"
+#include "plan_memory.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
@@ -230,15 +232,23 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
 }
 
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 const MemoryOptions& memory) {
+                 const MemoryOptions& memory, uint32_t lanes) {
   LinkedGraph linked;
   // The same computation? Throws if not.
   match_recordings(first, second);
   linked.recording = std::move(second);
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked);
+  // What may run beside what?
+  std::optional<Order> order = order_of_chain(linked.recording);
+  std::optional<Branches> branches = order ? find_branches(linked, *order, lanes) : std::nullopt;
+  if (branches) {
+    linked.recording.edges = std::move(branches->edges);
+    linked.lanes = branches->lanes;
+    order = std::move(branches->order);
+  }
   // Where does each internal allocation live? Layout is frozen from here.
-  plan_memory(linked, memory);
+  plan_memory(linked, memory, order);
   return linked;
 }
 

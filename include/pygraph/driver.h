@@ -43,6 +43,10 @@ namespace pygraph {
   X(graph_get_nodes, "cuGraphGetNodes", 10000, CUgraph, CUgraphNode*, size_t*)                    \
   X(graph_get_edges, "cuGraphGetEdges", 12030, CUgraph, CUgraphNode*, CUgraphNode*,               \
     abi::EdgeData*, size_t*)                                                                      \
+  X(graph_add_dependencies, "cuGraphAddDependencies", 12030, CUgraph, const CUgraphNode*,         \
+    const CUgraphNode*, const abi::EdgeData*, size_t)                                             \
+  X(graph_remove_dependencies, "cuGraphRemoveDependencies", 12030, CUgraph, const CUgraphNode*,   \
+    const CUgraphNode*, const abi::EdgeData*, size_t)                                             \
   X(graph_node_get_type, "cuGraphNodeGetType", 10000, CUgraphNode, int*)                          \
   X(graph_kernel_get_params, "cuGraphKernelNodeGetParams", 12000, CUgraphNode,                    \
     abi::KernelNodeParams*)                                                                       \

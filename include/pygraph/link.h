@@ -2,8 +2,9 @@
 // every address is known as (symbol + addend).
 //
 //   Recording A (addresses a_i) --+
-//                                 +-- match --> scan relocations --> plan memory --> LinkedGraph
-//   Recording B (addresses b_i) --+
+//                                 +-- match --> scan relocations --> find branches --+
+//   Recording B (addresses b_i) --+                                                  |
+//                                       LinkedGraph <-- plan memory <----------------+
 //
 // The terms are a linker's: a symbol is a piece of memory the graph refers to, a relocation a place
 // that holds the symbol's address plus an addend.
@@ -103,12 +104,16 @@ struct LinkedGraph {
   // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins
   // may accept such a graph.
   uint32_t unexplained_words = 0;
+  // Most nodes that may run at a time. Beyond 1, the recording's edges are not those of the graph
+  // that was recorded: set_edges() gives them to it.
+  uint32_t lanes = 1;
 };
 
 // Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
-// explained, or if a node that must be updated cannot be.
+// explained, or if a node that must be updated cannot be. `lanes`: how many nodes may run at a
+// time, where the second recording declares what its nodes read; 1 keeps the recorded order.
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 const MemoryOptions& memory = {});
+                 const MemoryOptions& memory = {}, uint32_t lanes = 1);
 
 // The steps of link(), in order; public for tests and tools.
 void match_recordings(const Recording& a, const Recording& b);

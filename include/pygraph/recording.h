@@ -50,6 +50,12 @@ struct Node {
   // the driver's parameter struct of a memcpy (abi::Memcpy3D) or memset (abi::MemsetNodeParams).
   std::vector<std::byte> image;
 
+  // What the recorder knows about the node's use of memory. If it is declared: the node accesses
+  // nothing but what the addresses in its image lead to, and device memory that no node writes; and
+  // what those at the offsets `reads` lead to is not written.
+  bool declared = false;
+  std::vector<uint32_t> reads;
+
   // Offsets in `image` where an 8-byte address can stand.
   std::vector<uint32_t> address_offsets() const;
 };
@@ -102,6 +108,9 @@ struct Recording {
 // Reads nodes and edges of `graph`, child graphs included. Throws NotRelocatable for a kind of node
 // that PyGraph does not understand, DriverError if the driver fails.
 Recording read_graph(const Driver& driver, CUgraph graph);
+
+// Gives the graph, whose top-level nodes the recording names, the recording's edges between them.
+void set_edges(const Driver& driver, CUgraph graph, const Recording& recording);
 
 // Points the nodes' handles at `clone`, a clone (cuGraphClone) of the graph they were read from.
 void retarget_nodes(const Driver& driver, Recording& recording, CUgraph clone);

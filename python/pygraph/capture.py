@@ -55,15 +55,15 @@ def attempt(
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
-        graph = recording.graph
-        at_stake = graph.output_bytes + sum(args[i].nbytes for i in graph.donated)
+        donated = recording.graph.donated
+        at_stake = recording.graph.output_bytes + sum(args[i].nbytes for i in donated)
         gpu_memory.give_back(after=at_stake)
         result = verify.verify(run, pending.suspects if pending else ())
         gpu_memory.give_back(after=at_stake)
         taken = result.executable_bytes + (pending.executable_bytes if pending else 0)
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
-        verified = None if result.failure else graph
+        verified = None if result.failure else recording.graph
         return Attempt(result.outputs, verified, result.failure, executable_bytes=taken)
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
@@ -89,6 +89,7 @@ def _record(
         sharing=None if info.is_backward else info.saved,
         given_away=runtime.engine().given_away(args) if info.is_backward else [],
         capacity=options.record_capacity_gib << 30,
+        lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
     )
     recording.graph.name = f"pygraph {info.name}"
     return recording

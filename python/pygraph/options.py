@@ -36,6 +36,8 @@ class Options:
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
+    lanes: how many kernels of a graph may run at a time, where they do not need each other's results
+        and that is faster. 1 keeps the program's order.
     transforms: names of the code transformations to apply (:mod:`pygraph.transforms`); all unless
         given. "none" for none.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
@@ -45,6 +47,7 @@ class Options:
     select: str = dataclasses.field(default_factory=_default_selection)
     verify: bool = True
     max_graphs: int = 256
+    lanes: int = 4
     transforms: tuple[str, ...] = TRANSFORMS
     record_capacity_gib: int = 1024
 

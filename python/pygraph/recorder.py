@@ -18,18 +18,23 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu_load import side_stream
+from pygraph.kernel_access import accesses_of
 
 _DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
 
 
 @dataclasses.dataclass
 class Recording:
-    """A captured graph, and the pair of recordings whose stand-ins verification still needs."""
+    """A captured graph, and the pair of recordings whose stand-ins verification still needs.
+
+    branched: the same graph, its nodes beside each other where they can be, or None.
+    """
 
     graph: Any  # pygraph._engine.CapturedGraph
     pair: Any  # pygraph._engine.RecordingPair
     generators: list[torch.Generator]  # that the graph advances
     given_away: frozenset[int] = frozenset()  # arguments that nobody sees after the call
+    branched: Any | None = None  # pygraph._engine.CapturedGraph
 
 
 def record(
@@ -41,6 +46,7 @@ def record(
     sharing: Sequence[int] | None,
     given_away: Sequence[Any],
     capacity: int,
+    lanes: int,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
@@ -49,6 +55,7 @@ def record(
     live and die together (tensors saved for backward, gradients). None: all of them.
     given_away: arguments that nobody sees after calls (the engine's GivenAway; bindings/donation.h).
     capacity: addresses for each recording, in bytes.
+    lanes: how many nodes of a graph may run at a time.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
     sources = [_DEFAULT_GENERATOR] if draws else []
@@ -63,9 +70,12 @@ def record(
         for index in range(2):
             count = _capture(function, pair, index, device, sources, generators)
         together = list(range(count) if sharing is None else sharing)
-        graph = pair.link(together, list(given_away))
+        graph = pair.link(together, list(given_away), 1)
+        branched = pair.link(together, list(given_away), lanes) if lanes > 1 else None
+        if branched is not None and branched.lanes == 1:
+            branched = None
         positions = frozenset(i for tensors in given_away for i in tensors.positions)
-        return Recording(graph, pair, generators, positions)
+        return Recording(graph, pair, generators, positions, branched)
 
 
 OUT_OF_MEMORY = "recording ran out of memory"
@@ -115,7 +125,8 @@ def _capture(
             _abandon_capture(graph, pool, device, generators)
             raise
     try:
-        pair.finish(index, graph.raw_cuda_graph(), returned, sources)
+        accesses = accesses_of(function) if index == 1 else {}
+        pair.finish(index, graph.raw_cuda_graph(), returned, sources, accesses)
         return len(returned)
     finally:
         del returned, sentinels

@@ -19,6 +19,7 @@ class GraphStats:
     reason: why it was refused or not selected; empty otherwise.
     timings: what was measured of each variant when it was selected; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
+    lanes: how many of its kernels may run at a time (1: one after the other).
     replays: launches so far. nodes_touched: node updates in all of them.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
     workspace_bytes: internal memory that is kept between launches, shared by all graphs of the device.
@@ -34,6 +35,7 @@ class GraphStats:
     nodes: int
     relocations: int
     symbols: int
+    lanes: int
     replays: int
     nodes_touched: int
     bytes_not_copied: int
@@ -60,6 +62,7 @@ def stats() -> list[GraphStats]:
                     nodes=graph.nodes if graph else 0,
                     relocations=graph.relocations if graph else 0,
                     symbols=graph.symbols if graph else 0,
+                    lanes=graph.lanes if graph else 0,
                     replays=graph.replays if graph else 0,
                     nodes_touched=graph.nodes_touched if graph else 0,
                     bytes_not_copied=entry.copied_bytes,

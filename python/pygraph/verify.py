@@ -6,6 +6,9 @@ written inputs must be bitwise equal. Meanwhile everything an unrelocated addres
 poisoned: stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the
 verification too.
 
+Where a graph's kernels can run beside each other, a second form of it is looked at in the same way; it
+takes the first one's place if its results are the same, each time, and it is faster (branches.py).
+
 That is the first look. Where much memory is at stake it compares fingerprints, 8 bytes per result, so
 that two sets of results never exist at the same time. Results that differ are *suspects*: they may
 come from kernels that are not deterministic (atomic additions). The next call of the signature takes a
@@ -16,6 +19,7 @@ uncaptured runs on clones show whether the suspects differ from themselves as mu
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 from operator import eq
@@ -23,14 +27,18 @@ from typing import Any
 
 import torch
 
-from pygraph import gpu_memory, runtime
+from pygraph import branches, gpu_memory, runtime
 from pygraph.clones import clone_shared_storages
 from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
 from pygraph.recorder import Recording
+from pygraph.selection import timed
+
+log = logging.getLogger("pygraph")
 
 _ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
+_BRANCHED_RUNS = 3  # of a graph whose kernels run beside each other: a race may not show at once
 _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a closer look: at first, and where these do not tell
 
 
@@ -83,17 +91,26 @@ class Run:
         recording: Recording,
         mutated: frozenset[int],
     ) -> None:
-        self.graph = recording.graph
+        self._recording = recording
         self._function = function
         self._args = args
         self._pair = recording.pair
-        self._overwritten = sorted(mutated | frozenset(recording.graph.donated))
+        forms = [g for g in (recording.graph, recording.branched) if g is not None]
+        self._overwritten = sorted(mutated.union(*(form.donated for form in forms)))
         self._visible = sorted(mutated - recording.given_away)
-        # Of replays: whether the call gives away what the graph can use. Calls may come in both.
-        self._layouts = (True, False) if recording.graph.donated else (True,)
-        self._host_seconds = 0.0  # of the last uncaptured run on clones
+        self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
+
+    @property
+    def graph(self) -> Any:
+        """The form of the graph that is to be used, as far as is known."""
+        return self._recording.graph
+
+    @property
+    def _layouts(self) -> tuple[bool, ...]:
+        """Of replays: whether the call gives away what the graph can use. Calls may come in both."""
+        return (True, False) if self.graph.donated else (True,)
 
     def first_look(self) -> Verification:
         """One replay in each layout, then the call itself."""
@@ -105,6 +122,7 @@ class Run:
                 results = self._replay(_ONES, gives_away=gives_away)
                 seen.append(results if in_bits else fingerprints(results))
                 del results
+            self._choose_form(seen[0] if not in_bits else fingerprints(seen[0]))
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -122,6 +140,39 @@ class Run:
             return Verification(outputs, suspects=sorted(suspects))
         except Exception as error:
             return Verification(outputs, _describe(error))
+
+    def _choose_form(self, expected: Sequence[int]) -> None:
+        """Lets the branched form take the chain's place, if its results are the same and it gains."""
+        chain, branched = self.graph, self._recording.branched
+        self._recording.branched = None
+        if branched is None or not branches.is_worth_its_memory(chain, branched):
+            return
+        self._recording.graph = branched
+        try:
+            for gives_away in self._layouts * _BRANCHED_RUNS:
+                if fingerprints(self._replay(_ONES, gives_away=gives_away)) != expected:
+                    raise VerificationError("branches changed a result")
+            if not branches.is_faster(self._timer(chain), self._timer(branched)):
+                self._recording.graph = chain
+        except Exception as error:  # the chain may be right all the same
+            log.info("a graph keeps the program's order: %s", _describe(error))
+            self._recording.graph = chain
+        finally:
+            (chain if self.graph is branched else branched).release_workspace()
+
+    def _timer(self, form: Any) -> Callable[[], float]:
+        """Makes one replay on clones; returns the seconds that the GPU took."""
+
+        def replay() -> float:
+            args = self._clones()
+            self._set_offsets()
+            sleep = 1.5 * self._host_seconds + 50e-6
+            _, sample = timed(lambda: form.replay(args, True), sleep)
+            self._host_seconds = sample.host
+            assert sample.device is not None  # because it slept
+            return sample.device
+
+        return replay
 
     def closer_look(self, suspects: Sequence[int]) -> Verification:
         """Replays and uncaptured runs until it is clear, then the call itself. Decides."""

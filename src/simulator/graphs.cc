@@ -110,8 +110,25 @@ void run_node(const SimulatedNode& node) {
 }
 
 void run_graph(const SimulatedGraph& graph) {
+  std::optional<std::mt19937>& order = current_state()->order;
   // Creation order respects every edge, since an edge always leads to a younger node.
-  for (const auto& node : graph.nodes) run_node(*node);
+  std::vector<const SimulatedNode*> left;
+  for (const auto& node : graph.nodes) left.push_back(node.get());
+  while (!left.empty()) {
+    const auto waits = [&](const SimulatedNode* node) {
+      return std::ranges::any_of(graph.edges, [&](const auto& edge) {
+        return edge.second == node && std::ranges::find(left, edge.first) != left.end();
+      });
+    };
+    size_t next = 0;
+    if (order) {
+      do {
+        next = (*order)() % left.size();
+      } while (waits(left[next]));
+    }
+    run_node(*left[next]);
+    left.erase(left.begin() + static_cast<ptrdiff_t>(next));
+  }
 }
 
 namespace functions {
@@ -158,6 +175,24 @@ abi::Result graph_get_edges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, a
     }
   }
   *count = edges.size();
+  return abi::kSuccess;
+}
+
+abi::Result graph_add_dependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                   const abi::EdgeData* /*data*/, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    as_graph(graph)->edges.emplace_back(as_node(from[i]), as_node(to[i]));
+  }
+  return abi::kSuccess;
+}
+
+abi::Result graph_remove_dependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                      const abi::EdgeData* /*data*/, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (std::erase(as_graph(graph)->edges, std::pair(as_node(from[i]), as_node(to[i]))) == 0) {
+      return abi::kInvalidValue;
+    }
+  }
   return abi::kSuccess;
 }
 

@@ -89,6 +89,10 @@ int Simulator::calls(const std::string& symbol) const {
   return g_state->calls[symbol];
 }
 
+void Simulator::shuffle(unsigned seed) {
+  g_state->order.emplace(seed);
+}
+
 size_t Simulator::live_objects() const {
   return g_state->streams.size() + g_state->objects.size() + g_state->memory.size() +
          g_state->reserved.size() + g_state->pages.size();

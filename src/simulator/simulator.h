@@ -3,7 +3,8 @@
 // It implements the functions of the Driver table: capture (fork and join by events included),
 // graphs, executable graphs, updates, launches, virtual memory. Kernels are host functions over
 // host memory, so a relocated replay computes real results, and a wrong address really corrupts
-// them. Work executes at the call that enqueues it; timing and overlap are not simulated.
+// them. Work executes at the call that enqueues it; timing and overlap are not simulated, but the
+// nodes of a graph can be made to run in any order that its edges allow.
 //
 // What it claims about the driver is checked by running the same engine tests on a GPU.
 #pragma once
@@ -45,6 +46,9 @@ class Simulator {
 
   // Calls made so far of a function, named as in cuda.h.
   int calls(const std::string& symbol) const;
+
+  // Lets the nodes of each graph run in a random order that its edges allow.
+  void shuffle(unsigned seed);
 
   // Graphs, executables, streams, events, modules, allocations and reservations not yet given back.
   size_t live_objects() const;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -49,7 +50,7 @@ struct SimulatedNode {
 
 struct SimulatedGraph {
   std::vector<std::unique_ptr<SimulatedNode>> nodes;
-  std::vector<std::pair<SimulatedNode*, SimulatedNode*>> edges;
+  std::vector<std::pair<SimulatedNode*, SimulatedNode*>> edges;  // sources are older nodes
 };
 
 struct SimulatedExec {
@@ -79,6 +80,7 @@ struct State {
   std::map<std::string, std::unique_ptr<Function>> functions;
   std::map<std::string, std::pair<int, abi::Result>> failures;
   std::map<std::string, int> calls;
+  std::optional<std::mt19937> order;  // in which nodes of a graph run; else that of creation
   std::set<std::unique_ptr<SimulatedStream>> streams;
   std::set<void*> objects;              // graphs, executables, events, modules owned by callers
   std::map<uint64_t, size_t> memory;    // allocations

@@ -248,6 +248,15 @@ void RecordedPool::free(uint64_t address) {
   used_.erase(it);
 }
 
+void declare_reads(Recording& recording) {
+  for (Node& node : recording.nodes) {
+    node.declared = node.kind == NodeKind::kKernel;
+    for (const uint32_t offset : node.address_offsets()) {
+      if (offset > 0) node.reads.push_back(offset);
+    }
+  }
+}
+
 TwoRecordings record_twice(const Device& device, const std::vector<uint64_t>& input_sizes,
                            const Computation& computation) {
   const Driver& driver = device.driver();

@@ -93,10 +93,13 @@ struct TwoRecordings {
   Recording second;
   Graph graph;
 
-  LinkedGraph link(const Driver& driver, const MemoryOptions& memory = {}) {
-    return pygraph::link(driver, first, second, memory);
+  LinkedGraph link(const Driver& driver, const MemoryOptions& memory = {}, uint32_t lanes = 1) {
+    return pygraph::link(driver, first, second, memory, lanes);
   }
 };
+
+// Declares that each kernel writes to its first address and reads from the others.
+void declare_reads(Recording& recording);
 
 TwoRecordings record_twice(const Device& device, const std::vector<uint64_t>& input_sizes,
                            const Computation& computation);

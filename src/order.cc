@@ -1,31 +1,24 @@
-#include "chain.h"
+#include "order.h"
 
 namespace pygraph {
-namespace {
 
-// The kernel at the end of the edge may start when all blocks of the other have allowed it or
-// ended.
-constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .reserved = {}};
-
-}  // namespace
-
-std::optional<Chain> find_chain(const Recording& recording) {
+std::optional<Order> order_of_chain(const Recording& recording) {
   std::vector<uint32_t> nodes;
   for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
     if (recording.nodes[n].parent < 0) nodes.push_back(n);
   }
   const auto count = static_cast<uint32_t>(nodes.size());
-  Chain chain{std::vector<uint32_t>(count)};
+  Order order{std::vector<uint32_t>(count)};
   uint32_t next = 1;
   for (const Edge& edge : recording.edges) {
     if (recording.nodes[edge.from].parent >= 0) continue;
     if (next >= count || edge.from != nodes[next - 1] || edge.to != nodes[next]) return {};
     if (edge.data != abi::EdgeData{} && edge.data != kProgrammatic) return {};
-    chain.step_begin[next] = edge.data == kProgrammatic ? chain.step_begin[next - 1] : next;
+    order.begin[next] = edge.data == kProgrammatic ? order.begin[next - 1] : next;
     ++next;
   }
   if (next < count) return {};
-  return chain;
+  return order;
 }
 
 }  // namespace pygraph

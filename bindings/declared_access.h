@@ -1,0 +1,65 @@
+// What recorded kernels read, as far as somebody says so: the schema of the operator that launched
+// them, or the compiler that made them. The engine lets nodes run beside each other by this
+// (Node::declared; src/branches.h).
+//
+// Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
+// interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
+// What the kernels launched meanwhile hold, besides addresses of arguments that are only read,
+// counts as written: results, and memory that the operator allocates for itself.
+//
+// Triton kernels of Inductor's: each says, parameter by parameter, whether it is only read.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "pygraph/recording.h"
+
+namespace pygraph {
+
+// A kernel's parameters, one letter each: 'r' for an address that is only read from, 'w' for one
+// that may be written to, '-' for no address. Parameters beyond them are no addresses either, or
+// null.
+using ParameterAccess = std::string;
+
+// An operator that was called while recording, with the nodes that were captured meanwhile.
+struct RecordedOperator {
+  uint32_t first = 0;  // positions: [first, last)
+  uint32_t last = 0;
+  std::vector<Range> reads;  // storages of arguments that are not written
+};
+
+// Collects operators from construction to destruction, on the constructing thread. One at a time.
+class OperatorLog {
+ public:
+  // `stream` is the one that captures into `space`.
+  OperatorLog(const Driver& driver, CUstream stream, Range space);
+  ~OperatorLog();
+  OperatorLog(const OperatorLog&) = delete;
+  OperatorLog& operator=(const OperatorLog&) = delete;
+
+  std::vector<RecordedOperator> take() { return std::move(operators_); }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
+  static void leave(const at::RecordFunction& function, at::ObserverContext* context);
+
+  const Driver& driver_;
+  CUstream stream_;
+  Range space_;
+  int depth_ = 0;          // of listed operators inside of each other: the outermost counts
+  bool is_known_ = false;  // what the current one writes
+  RecordedOperator current_;
+  std::vector<RecordedOperator> operators_;
+  at::CallbackHandle handle_;
+};
+
+// Marks what is known of the recording's kernels. `kernels`: by the address of their function.
+void declare_reads(Recording& recording, const std::vector<RecordedOperator>& operators,
+                   const std::unordered_map<uint64_t, ParameterAccess>& kernels);
+
+}  // namespace pygraph

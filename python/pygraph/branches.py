@@ -1,0 +1,40 @@
+"""One kernel after the other, or beside each other where they can? Timed before a graph is used.
+
+Kernels beside each other fill a GPU that one of them leaves half empty; where each fills it alone they
+gain nothing, and waiting across branches costs some 1.5 us each time. So both orders of a new graph are
+replayed by turns, on copies of a call's inputs (see verify.py), and branches are used where they gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_LEAST_GAIN = 0.02  # of the time
+_ROUNDS = 5
+_LONG = 0.02  # seconds: graphs that take longer are replayed less often
+_ROUNDS_OF_LONG = 2
+_MORE_MEMORY = 32 << 20  # bytes, or an eighth: what branches may need beyond what a chain does
+
+
+def is_worth_its_memory(chain: Any, branched: Any) -> bool:
+    """Whether the second of two captured graphs may be used, by the memory that it needs.
+
+    Kernels that run at the same time cannot share memory.
+    """
+    before = chain.workspace_bytes + chain.block_bytes
+    after = branched.workspace_bytes + branched.block_bytes
+    return bool(after <= before + max(_MORE_MEMORY, before // 8))
+
+
+def is_faster(chain: Callable[[], float], branched: Callable[[], float]) -> bool:
+    """Whether the second of two replays gains. Each makes one replay and returns its seconds."""
+    rounds = _ROUNDS if min(chain(), chain()) < _LONG else _ROUNDS_OF_LONG
+    branched()
+    best_chain = best_branched = float("inf")
+    for done in range(1, rounds + 1):
+        best_chain = min(best_chain, chain())
+        best_branched = min(best_branched, branched())
+        if done >= 2 and best_branched > best_chain:
+            break
+    return best_branched < (1 - _LEAST_GAIN) * best_chain

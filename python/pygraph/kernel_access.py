@@ -1,0 +1,64 @@
+"""What Inductor's Triton kernels read and write, parameter by parameter.
+
+Inductor names the parameters of the kernels that it makes by what becomes of them: ``in_ptr0`` is read,
+``out_ptr0`` written, ``in_out_ptr0`` both. Kernels of the user's have other names, and nothing is said
+of them. The engine wants one letter per parameter of the compiled kernel (bindings/declared_access.h).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+_READ = re.compile(r"in_ptr\d+")
+_MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr|sem_ptr)\d*")
+
+
+def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
+    """Of the kernels of the compiled program that the function is in, by the address of each."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    found: dict[int, str] = {}
+    for value in list(getattr(function, "__globals__", {}).values()):
+        if not isinstance(value, CachingAutotuner):
+            continue
+        for launcher in value.launchers:
+            try:
+                address, names = _compiled(launcher, value.triton_meta["signature"])
+            except (AttributeError, KeyError):  # another kind of launcher
+                continue
+            letters = letters_of(names, value.triton_meta["signature"], value.inductor_meta)
+            if letters is not None:
+                found[address] = letters
+    return found
+
+
+def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) -> str | None:
+    """One letter per parameter; None for a kernel that is not of Inductor's own making.
+
+    types: Triton's, by name. meta: Inductor's; names parameters that share memory with others that are
+    written.
+    """
+    mutated = set(meta.get("mutated_arg_names") or ())
+    letters = ""
+    for name in names:
+        if not types.get(name, "").startswith("*"):
+            letters += "-"
+        elif _READ.fullmatch(name) and name not in mutated:
+            letters += "r"
+        elif _READ.fullmatch(name) or _MAY_BE_WRITTEN.fullmatch(name):
+            letters += "w"
+        else:
+            return None
+    return letters
+
+
+def _compiled(launcher: Any, types: dict[str, str]) -> tuple[int, list[str]]:
+    """The kernel that a launcher launches: its address, and the names of its parameters."""
+    scope = launcher.__globals__
+    if getattr(launcher, "_is_static", False):
+        kernel = scope["runner"].__self__
+        names = [n for i, n in enumerate(kernel.arg_names) if i not in kernel.full_constexprs]
+        return kernel.function, names
+    return scope["function"], [name for name, kind in types.items() if kind != "constexpr"]

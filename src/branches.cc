@@ -1,0 +1,196 @@
+#include "branches.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+namespace pygraph {
+namespace {
+
+constexpr uint32_t kNone = ~uint32_t{0};
+constexpr size_t kMostNodes = 8192;  // a set of nodes per node: 8 MB
+
+// A set of positions.
+class Set {
+ public:
+  explicit Set(size_t count) : words_((count + 63) / 64) {}
+  bool contains(uint32_t i) const { return (words_[i / 64] >> (i % 64) & 1) != 0; }
+  void insert(uint32_t i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
+  void insert(const Set& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+  }
+  // The smallest position that is not in the set.
+  uint32_t first_missing() const {
+    uint32_t position = 0;
+    for (const uint64_t word : words_) {
+      if (word != ~uint64_t{0}) return position + static_cast<uint32_t>(std::countr_one(word));
+      position += 64;
+    }
+    return position;
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+struct Access {
+  uint32_t symbol;
+  bool writes;
+};
+
+bool only_reads(const Node& node, uint32_t offset, SymbolKind kind) {
+  return kind == SymbolKind::kRandom || std::ranges::find(node.reads, offset) != node.reads.end();
+}
+
+// What each top-level node does to which symbol; one number for all inputs if any is written.
+std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t count) {
+  std::vector<std::vector<Access>> accesses(count);
+  uint32_t any_input = kNone;
+  bool writes_inputs = false;
+  for (const Relocation& relocation : linked.relocations) {
+    const Node& node = linked.recording.nodes[relocation.node];
+    const SymbolKind kind = linked.symbols[relocation.symbol].kind;
+    const bool writes = !only_reads(node, relocation.offset, kind);
+    accesses[node.position].push_back({relocation.symbol, writes});
+    if (kind != SymbolKind::kInput) continue;
+    any_input = relocation.symbol;
+    writes_inputs = writes_inputs || (writes && node.declared);
+  }
+  if (!writes_inputs) return accesses;
+  for (std::vector<Access>& of_node : accesses) {
+    for (Access& access : of_node) {
+      if (linked.symbols[access.symbol].kind == SymbolKind::kInput) access.symbol = any_input;
+    }
+  }
+  return accesses;
+}
+
+// Goes through the nodes in the recorded order.
+class Finder {
+ public:
+  Finder(const LinkedGraph& linked, std::vector<uint32_t> nodes, uint32_t lanes)
+      : linked_(linked),
+        nodes_(std::move(nodes)),
+        accesses_(find_accesses(linked, nodes_.size())),
+        writers_(linked.symbols.size(), kNone),
+        readers_(linked.symbols.size()),
+        tails_(lanes, kNone) {}
+
+  Branches find(const Order& chain) {
+    Branches found{{}, {std::vector<uint32_t>(nodes_.size()), false}, 1};
+    for (uint32_t p = 0; p < nodes_.size(); ++p) {
+      std::vector<uint32_t> before = reduce(conflicts_of(p));
+      const uint32_t lane = choose_lane(before);
+      if (tails_[lane] != kNone) before = reduce(std::move(before), tails_[lane]);
+      tails_[lane] = p;
+      lane_of_.push_back(lane);
+      found.lanes = std::max(found.lanes, lane + 1);
+
+      const bool overlaps = p > 0 && chain.begin[p] < p && before == std::vector<uint32_t>{p - 1};
+      const abi::EdgeData data = overlaps ? kProgrammatic : abi::EdgeData{};
+      Set ended(nodes_.size());
+      for (const uint32_t b : before) {
+        found.edges.push_back({nodes_[b], nodes_[p], data});
+        ended.insert(ancestors_[b]);
+        ended.insert(b);
+      }
+      found.order.begin[p] = overlaps ? found.order.begin[p - 1] : ended.first_missing();
+      ancestors_.push_back(std::move(ended));
+    }
+    return found;
+  }
+
+ private:
+  bool is_declared(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].declared; }
+
+  // Nodes that must have ended before node p begins. Notes what p does.
+  std::vector<uint32_t> conflicts_of(uint32_t p) {
+    std::vector<uint32_t> before;
+    if (!is_declared(p)) {
+      for (uint32_t other = barrier_ == kNone ? 0 : barrier_; other < p; ++other) {
+        before.push_back(other);
+      }
+      barrier_ = p;
+      std::ranges::fill(writers_, kNone);  // the barrier comes after them
+      for (std::vector<uint32_t>& readers : readers_) readers.clear();
+      return before;
+    }
+    if (barrier_ != kNone) before.push_back(barrier_);
+    for (const auto& [symbol, writes] : accesses_[p]) {
+      if (writers_[symbol] != kNone) before.push_back(writers_[symbol]);
+      if (!writes) continue;
+      before.insert(before.end(), readers_[symbol].begin(), readers_[symbol].end());
+    }
+    for (const auto& [symbol, writes] : accesses_[p]) {
+      if (!writes) {
+        readers_[symbol].push_back(p);
+      } else {
+        writers_[symbol] = p;
+        readers_[symbol].clear();
+      }
+    }
+    std::erase(before, p);
+    return before;
+  }
+
+  // Without those that others among them wait for; latest first.
+  std::vector<uint32_t> reduce(std::vector<uint32_t> before, uint32_t more = kNone) const {
+    if (more != kNone) before.push_back(more);
+    std::ranges::sort(before, std::greater());
+    before.erase(std::ranges::unique(before).begin(), before.end());
+    std::vector<uint32_t> kept;
+    for (const uint32_t b : before) {
+      const bool is_implied =
+          std::ranges::any_of(kept, [&](uint32_t k) { return ancestors_[k].contains(b); });
+      if (!is_implied) kept.push_back(b);
+    }
+    return kept;
+  }
+
+  uint32_t choose_lane(const std::vector<uint32_t>& before) const {
+    for (const uint32_t b : before) {
+      if (tails_[lane_of_[b]] == b) return lane_of_[b];
+    }
+    const auto has_ended = [&](uint32_t tail) {
+      return tail == kNone ||
+             std::ranges::any_of(before, [&](uint32_t b) { return ancestors_[b].contains(tail); });
+    };
+    const auto free = std::ranges::find_if(tails_, has_ended);
+    if (free != tails_.end()) return static_cast<uint32_t>(free - tails_.begin());
+    // All are busy: behind the node that began first.
+    return static_cast<uint32_t>(std::ranges::min_element(tails_) - tails_.begin());
+  }
+
+  const LinkedGraph& linked_;
+  std::vector<uint32_t> nodes_;  // by position
+  std::vector<std::vector<Access>> accesses_;
+  std::vector<uint32_t> writers_;               // by symbol: its last writer
+  std::vector<std::vector<uint32_t>> readers_;  // by symbol: since then
+  uint32_t barrier_ = kNone;                    // the last node that is not declared
+  std::vector<uint32_t> tails_;                 // by lane: its last node
+  std::vector<uint32_t> lane_of_;
+  std::vector<Set> ancestors_;
+};
+
+}  // namespace
+
+std::optional<Branches> find_branches(const LinkedGraph& linked, const Order& chain,
+                                      uint32_t lanes) {
+  const Recording& recording = linked.recording;
+  std::vector<uint32_t> nodes;
+  for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
+    if (recording.nodes[n].parent < 0) nodes.push_back(n);
+  }
+  if (lanes < 2 || nodes.size() > kMostNodes) return {};
+  Branches found = Finder(linked, std::move(nodes), lanes).find(chain);
+  if (found.lanes == 1) return {};
+  for (const Edge& edge : recording.edges) {
+    if (recording.nodes[edge.from].parent >= 0) found.edges.push_back(edge);
+  }
+  std::ranges::sort(found.edges, [](const Edge& a, const Edge& b) {
+    return std::pair(a.from, a.to) < std::pair(b.from, b.to);
+  });
+  return found;
+}
+
+}  // namespace pygraph

@@ -1,0 +1,40 @@
+// Which nodes of a recorded chain may run beside each other.
+//
+// A stream runs one kernel after the other, needed or not: the projections to queries, keys and
+// values read one tensor and write three, and yet each waits for the one before, while most of the
+// GPU idles. Where the recorder declared what the nodes read (Node::declared), a node only has to
+// wait for those whose results it uses, and for those that use what it overwrites:
+//
+//     LN -> Q -> K -> V -> attention             LN -+-> Q -+-> attention
+//                                                    +-> K -+
+//                                                    +-> V -+
+//
+//   * Two nodes conflict if they use one symbol and at least one of them writes to it. An input is
+//     another symbol than the next, but may lie in the same memory: if any input is written, all
+//     inputs are one. Other symbols never overlap, wherever they are placed: memory is planned for
+//     the order that is found here.
+//   * A node that nothing was declared of, such as a library's kernel that may find its addresses
+//     in device memory, waits for all before it, and all after it wait for it.
+//   * At most `lanes` nodes run at a time. Each goes behind a node it waits for where that is the
+//     end of a lane, else to a lane whose end it waits for anyway.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "order.h"
+#include "pygraph/link.h"
+
+namespace pygraph {
+
+struct Branches {
+  std::vector<Edge> edges;  // of the whole recording: those inside of child graphs as they were
+  Order order;
+  uint32_t lanes = 1;  // used
+};
+
+// None if nothing can run beside anything else. Needs relocations, and `chain`, the recorded order.
+std::optional<Branches> find_branches(const LinkedGraph& linked, const Order& chain,
+                                      uint32_t lanes);
+
+}  // namespace pygraph

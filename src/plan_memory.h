@@ -1,0 +1,16 @@
+// Where the memory of a linked graph lives; see plan_memory.cc.
+#pragma once
+
+#include <optional>
+
+#include "order.h"
+#include "pygraph/link.h"
+
+namespace pygraph {
+
+// As plan_memory of link.h, for nodes in another order than the recorded one. None: in no order
+// that is known to be safe.
+void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
+                 const std::optional<Order>& order);
+
+}  // namespace pygraph

@@ -1,0 +1,138 @@
+// Which nodes may run beside each other, and whether results are the same when they do.
+#include "../../src/branches.h"
+
+#include <algorithm>
+#include <set>
+
+#include "planned_graphs.h"
+#include "random_program.h"
+#include "test_device.h"
+
+namespace pygraph::testing {
+namespace {
+
+using Edges = std::set<std::pair<uint32_t, uint32_t>>;
+
+// A chain whose nodes write to the first of their symbols and read the others. Symbol 0 is an
+// input, the others are internal.
+LinkedGraph chain_of(const std::vector<std::vector<uint32_t>>& nodes) {
+  const auto count = static_cast<uint32_t>(nodes.size());
+  LinkedGraph linked = chain(count);
+  linked.recording.inputs.resize(1);
+  linked.symbols.push_back({SymbolKind::kInput, 0, 4096});
+  for (uint32_t n = 0; n < count; ++n) {
+    Node& node = linked.recording.nodes[n];
+    node.position = n;
+    node.declared = true;
+    for (uint32_t i = 0; i < nodes[n].size(); ++i) {
+      while (linked.symbols.size() <= nodes[n][i]) add_internal(linked, 4096, 0, count);
+      linked.relocations.push_back({n, 8 * i, nodes[n][i], 0});
+      if (i > 0) node.reads.push_back(8 * i);
+    }
+  }
+  return linked;
+}
+
+std::optional<Branches> branches_of(const LinkedGraph& linked, uint32_t lanes = 8) {
+  return find_branches(linked, *order_of_chain(linked.recording), lanes);
+}
+
+Edges edges_of(const Branches& branches) {
+  Edges edges;
+  for (const Edge& edge : branches.edges) edges.emplace(edge.from, edge.to);
+  return edges;
+}
+
+TEST(Branches, ReadersOfOneResultRunBesideEachOther) {
+  const auto found = branches_of(chain_of({{1, 0}, {2, 1}, {3, 1}, {4, 2, 3}}));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 1}, {0, 2}, {1, 3}, {2, 3}}));
+  EXPECT_EQ(found->lanes, 2);
+  // Node 2 does not wait for 1, so nothing that 1 uses may serve 2.
+  EXPECT_EQ(found->order.begin, (std::vector<uint32_t>{0, 1, 1, 3}));
+}
+
+TEST(Branches, ANodeWaitsForThoseThatReadWhatItOverwrites) {
+  const auto found = branches_of(chain_of({{1, 0}, {2, 1}, {3, 0}, {1, 0}}));
+  ASSERT_TRUE(found);
+  EXPECT_TRUE(edges_of(*found).contains({1, 3}));
+}
+
+TEST(Branches, AChainThatNeedsItsOrderStaysAsItIs) {
+  EXPECT_FALSE(branches_of(chain_of({{1, 0}, {2, 1}, {3, 2}})));
+  EXPECT_FALSE(branches_of(chain_of({{1, 0}, {1, 0}, {1, 0}})));
+  EXPECT_FALSE(branches_of(chain_of({{1, 0}, {2, 0}}), 1));
+}
+
+TEST(Branches, ANodeThatNothingIsKnownOfWaitsForAllAndAllForIt) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}});
+  linked.recording.nodes[2].declared = false;
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 2}, {1, 2}, {2, 3}, {2, 4}}));
+}
+
+TEST(Branches, InputsMayLieInTheSameMemory) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}});
+  linked.symbols[1].kind = SymbolKind::kInput;  // written by 0
+  EXPECT_FALSE(branches_of(linked));
+  linked.symbols[1].kind = SymbolKind::kOutput;
+  EXPECT_TRUE(branches_of(linked));
+}
+
+TEST(Branches, NoMoreNodesRunAtATimeThanLanes) {
+  std::vector<std::vector<uint32_t>> nodes;
+  for (uint32_t n = 0; n < 12; ++n) nodes.push_back({n + 1, 0});
+  for (const uint32_t lanes : {2U, 3U, 5U}) {
+    const auto found = branches_of(chain_of(nodes), lanes);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->lanes, lanes);
+    EXPECT_EQ(found->edges.size(), 12 - lanes);  // as many chains
+  }
+}
+
+TEST(Branches, KernelsThatOverlapTheirPredecessorDoSoOnlyBehindIt) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 1}, {3, 0}, {4, 3}});
+  for (Edge& edge : linked.recording.edges) edge.data = kProgrammatic;
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 1}, {2, 3}}));
+  for (const Edge& edge : found->edges) EXPECT_EQ(edge.data, kProgrammatic);
+  EXPECT_EQ(found->order.begin, (std::vector<uint32_t>{0, 0, 0, 0}));
+  linked = chain_of({{1, 0}, {2, 0}, {3, 1, 2}});
+  linked.recording.edges[1].data = kProgrammatic;
+  const auto other = branches_of(linked);
+  ASSERT_TRUE(other);
+  for (const Edge& edge : other->edges) EXPECT_EQ(edge.data, abi::EdgeData{});
+}
+
+class BranchedProgramTest : public DeviceTest {};
+
+// The simulator runs nodes in any order that edges allow: what is missing among them, or memory
+// that was shared too early, shows in the results.
+TEST_F(BranchedProgramTest, ResultsAreThoseOfTheProgramInEveryOrder) {
+  size_t branched = 0;
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE(seed);
+    const Program program(seed);
+    TwoRecordings recordings = record_twice(device, std::vector<uint64_t>(kInputs, kInputBytes),
+                                            [&](Session& s) { return program.record(device, s); });
+    declare_reads(recordings.second);
+    if (seed % 4 == 0) recordings.second.nodes[recordings.second.nodes.size() / 2].declared = false;
+    LinkedGraph linked = recordings.link(
+        driver,
+        {.donated = {{0, kBytes}, {2, kBytes}}, .smallest_block = seed % 2 == 1 ? kBytes : 0},
+        2 + seed % 4);
+    branched += linked.lanes > 1 ? 1 : 0;
+    if (linked.lanes > 1) set_edges(driver, recordings.graph.get(), linked.recording);
+    ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+    for (unsigned round = 0; round < 4; ++round) {
+      if (device.is_simulated()) device.simulator().shuffle(round);
+      replay(device, stream.get(), graph, program, round % 2 == 0, static_cast<float>(10 * round));
+    }
+  }
+  EXPECT_GT(branched, 15);
+}
+
+}  // namespace
+}  // namespace pygraph::testing
