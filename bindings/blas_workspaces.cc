@@ -57,6 +57,18 @@ BlasWorkspacesAside::~BlasWorkspacesAside() {
   }  // what is left in `made` is freed here
 }
 
+std::vector<uint64_t> BlasWorkspacesAside::stand_ins() const {
+  std::vector<uint64_t> addresses;
+  for (BlasWorkspaces* all : workspaces()) {
+    const std::shared_lock lock(all->mutex);
+    for (const auto& [key, memory] : all->map) {
+      const auto address = reinterpret_cast<uint64_t>(memory.get());
+      if (stand_ins_.contains(address)) addresses.push_back(address);
+    }
+  }
+  return addresses;
+}
+
 void free_blas_workspaces() {
   for (BlasWorkspaces* all : workspaces()) {
     std::vector<at::DataPtr> freed;

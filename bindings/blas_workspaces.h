@@ -32,6 +32,8 @@ class BlasWorkspacesAside {
   explicit BlasWorkspacesAside(Range stand_ins);
   // Puts the workspaces back and frees the recording's.
   ~BlasWorkspacesAside();
+  // Addresses of the recording's workspaces so far.
+  std::vector<uint64_t> stand_ins() const;
   BlasWorkspacesAside(const BlasWorkspacesAside&) = delete;
   BlasWorkspacesAside& operator=(const BlasWorkspacesAside&) = delete;
 

@@ -56,11 +56,12 @@ Range storage_of(const at::Tensor& tensor) {
   return {reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()};
 }
 
-void declare_operator(Recording& recording, const RecordedOperator& op) {
+void declare_operator(Recording& recording, const RecordedOperator& op, uint32_t number) {
   for (Node& node : recording.nodes) {
     if (node.position < op.first || node.position >= op.last || node.parent >= 0) continue;
     if (node.kind == NodeKind::kChildGraph) continue;
     node.declared = true;
+    node.op = number;
     for (const uint32_t offset : node.address_offsets()) {
       uint64_t word = 0;
       std::memcpy(&word, node.image.data() + offset, sizeof word);
@@ -144,7 +145,7 @@ void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext*
 
 void declare_reads(Recording& recording, const std::vector<RecordedOperator>& operators,
                    const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
-  for (const RecordedOperator& op : operators) declare_operator(recording, op);
+  for (uint32_t i = 0; i < operators.size(); ++i) declare_operator(recording, operators[i], i);
   for (Node& node : recording.nodes) {
     if (node.kind != NodeKind::kKernel || node.parent >= 0 || node.declared) continue;
     const auto access = kernels.find(reinterpret_cast<uint64_t>(node.function));

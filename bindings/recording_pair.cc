@@ -76,6 +76,7 @@ void RecordingPair::begin(int index, CUstream stream) {
 void RecordingPair::end() {
   if (!scope_) return;
   operators_ = operator_log_->take();
+  scratch_ = workspaces_->stand_ins();
   operator_log_.reset();
   logs_[current_] = scope_->log();
   scope_.reset();
@@ -90,6 +91,7 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.allocations = logs_[index].allocations();
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
+  recording.scratch = scratch_;
   declare_reads(recording, operators_, kernels);
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
   for (const Buffer* buffer : output_slots(*outputs_[index])) {

@@ -62,7 +62,8 @@ class RecordingPair {
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_;
   std::optional<OperatorLog> operator_log_;
-  std::vector<RecordedOperator> operators_;  // of the second recording
+  std::vector<RecordedOperator> operators_;  // of the last recording
+  std::vector<uint64_t> scratch_;            // alike
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;

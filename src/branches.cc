@@ -1,37 +1,13 @@
 #include "branches.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 
 namespace pygraph {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-constexpr size_t kMostNodes = 8192;  // a set of nodes per node: 8 MB
-
-// A set of positions.
-class Set {
- public:
-  explicit Set(size_t count) : words_((count + 63) / 64) {}
-  bool contains(uint32_t i) const { return (words_[i / 64] >> (i % 64) & 1) != 0; }
-  void insert(uint32_t i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
-  void insert(const Set& other) {
-    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
-  }
-  // The smallest position that is not in the set.
-  uint32_t first_missing() const {
-    uint32_t position = 0;
-    for (const uint64_t word : words_) {
-      if (word != ~uint64_t{0}) return position + static_cast<uint32_t>(std::countr_one(word));
-      position += 64;
-    }
-    return position;
-  }
-
- private:
-  std::vector<uint64_t> words_;
-};
+constexpr size_t kMostNodes = 8192;  // sets of nodes per node: 16 MB
 
 struct Access {
   uint32_t symbol;
@@ -88,14 +64,15 @@ class Finder {
 
       const bool overlaps = p > 0 && chain.begin[p] < p && before == std::vector<uint32_t>{p - 1};
       const abi::EdgeData data = overlaps ? kProgrammatic : abi::EdgeData{};
-      Set ended(nodes_.size());
+      NodeSet ancestors(nodes_.size());
       for (const uint32_t b : before) {
         found.edges.push_back({nodes_[b], nodes_[p], data});
-        ended.insert(ancestors_[b]);
-        ended.insert(b);
+        ancestors.insert(ancestors_[b]);
+        ancestors.insert(b);
       }
-      found.order.begin[p] = overlaps ? found.order.begin[p - 1] : ended.first_missing();
-      ancestors_.push_back(std::move(ended));
+      found.order.ended.push_back(overlaps ? found.order.ended[p - 1] : ancestors);
+      found.order.begin[p] = found.order.ended[p].first_missing();
+      ancestors_.push_back(std::move(ancestors));
     }
     return found;
   }
@@ -169,7 +146,7 @@ class Finder {
   uint32_t barrier_ = kNone;                    // the last node that is not declared
   std::vector<uint32_t> tails_;                 // by lane: its last node
   std::vector<uint32_t> lane_of_;
-  std::vector<Set> ancestors_;
+  std::vector<NodeSet> ancestors_;  // all that have ended when a node ends, but for itself
 };
 
 }  // namespace

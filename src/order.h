@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "node_set.h"
 #include "pygraph/recording.h"
 
 namespace pygraph {
@@ -23,10 +24,12 @@ constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .
 // from the last of them, and everything that frees memory in stream order, PyTorch's allocator
 // among it, relies on a stream's work being complete where its last kernel is.
 //
-// In a graph with branches (branches.h), a node does not wait for all nodes before it.
+// In a graph with branches (branches.h), a node does not wait for all nodes before it; `ended` says
+// for which, by position.
 struct Order {
   std::vector<uint32_t> begin;
   bool is_chain = true;
+  std::vector<NodeSet> ended = {};  // empty in a chain
 
   uint32_t begin_of(uint32_t position) const {
     return position < begin.size() ? begin[position] : position;

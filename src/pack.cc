@@ -7,13 +7,13 @@ namespace pygraph {
 namespace {
 
 // The lowest offset in `place` that is free for the symbol's whole lifetime.
-uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
-                       const Symbol& symbol) {
+uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place, uint32_t index,
+                       const Interference& interference) {
+  const Symbol& symbol = symbols[index];
   uint64_t offset = 0;
   for (const uint32_t other : place.placed) {
     const Symbol& neighbour = symbols[other];
-    const bool together = symbol.first < neighbour.last && neighbour.first < symbol.last;
-    if (!together) continue;
+    if (!interference.together(index, other)) continue;
     if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
     offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
   }
@@ -21,12 +21,13 @@ uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place,
 }
 
 // The first of `places` that has room for the symbol, from 1 on; 0 if none has.
-uint32_t find_room(const std::vector<Symbol>& symbols, std::span<const Place> places,
-                   Symbol& symbol) {
+uint32_t find_room(std::vector<Symbol>& symbols, std::span<const Place> places, uint32_t index,
+                   const Interference& interference) {
+  Symbol& symbol = symbols[index];
   for (uint32_t i = 1; i < places.size(); ++i) {
     const Place& place = places[i];
     if (symbol.first < place.first || symbol.last > place.last) continue;
-    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
+    symbol.workspace_offset = lowest_offset(symbols, place, index, interference);
     if (symbol.workspace_offset + symbol.size <= place.size) return i;
   }
   return 0;
@@ -56,19 +57,20 @@ Place add_block(std::vector<Region>& regions, const Symbol& symbol, std::vector<
 }  // namespace
 
 void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
-                      std::vector<Host> hosts, uint64_t smallest_block) {
+                      std::vector<Host> hosts, uint64_t smallest_block,
+                      const Interference& interference) {
   std::vector<Symbol>& symbols = linked.symbols;
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
   for (const uint32_t index : order) {
     Symbol& symbol = symbols[index];
-    symbol.region = find_room(symbols, places, symbol);
+    symbol.region = find_room(symbols, places, index, interference);
     if (symbol.region == 0 && smallest_block > 0 && symbol.size >= smallest_block) {
       places.push_back(add_block(linked.regions, symbol, hosts));
       symbol.region = static_cast<uint32_t>(linked.regions.size());
     }
     Place& place = places[symbol.region];
-    symbol.workspace_offset = lowest_offset(symbols, place, symbol);
+    symbol.workspace_offset = lowest_offset(symbols, place, index, interference);
     if (symbol.region == 0) {
       const uint64_t end = align_up(symbol.workspace_offset + symbol.size);
       linked.workspace_size = std::max(linked.workspace_size, end);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "interference.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
@@ -35,9 +36,10 @@ struct Host {
   uint32_t begin;
 };
 
-// `places`: the workspace, then one per region, small ones first. Adds regions for blocks, some of
-// them in `hosts`. Sets the workspace's size.
+// `interference`: which symbols may not share bytes. `places`: the workspace, then one per region,
+// small ones first. Adds regions for blocks, some of them in `hosts`. Sets the workspace's size.
 void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
-                      std::vector<Host> hosts, uint64_t smallest_block);
+                      std::vector<Host> hosts, uint64_t smallest_block,
+                      const Interference& interference);
 
 }  // namespace pygraph

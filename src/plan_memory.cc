@@ -28,6 +28,7 @@
 #include <span>
 
 #include "donors.h"
+#include "interference.h"
 #include "order.h"
 #include "pack.h"
 
@@ -178,7 +179,7 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
   pack_by_lifetime(linked, std::move(internals), std::move(places), find_hosts(linked, uses),
-                   options.smallest_block);
+                   options.smallest_block, Interference(linked, *order));
   drop_empty_regions(linked);
   for (const DonatedInput& input : options.donated) {
     if (is_used(linked, input)) linked.donated.push_back(input);

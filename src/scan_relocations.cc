@@ -31,6 +31,7 @@
 #include "branches.h"
 #include "plan_memory.h"
 #include "pygraph/link.h"
+#include "scratch.h"
 
 namespace pygraph {
 namespace {
@@ -241,6 +242,7 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   scan_relocations(driver, first, linked);
   // What may run beside what?
   std::optional<Order> order = order_of_chain(linked.recording);
+  if (order && lanes > 1) split_scratch(linked);
   std::optional<Branches> branches = order ? find_branches(linked, *order, lanes) : std::nullopt;
   if (branches) {
     linked.recording.edges = std::move(branches->edges);

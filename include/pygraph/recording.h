@@ -55,6 +55,9 @@ struct Node {
   // what those at the offsets `reads` lead to is not written.
   bool declared = false;
   std::vector<uint32_t> reads;
+  // What launched it, where the recorder knows: nodes of one operator share scratch memory.
+  static constexpr uint32_t kNoOperator = std::numeric_limits<uint32_t>::max();
+  uint32_t op = kNoOperator;
 
   // Offsets in `image` where an 8-byte address can stand.
   std::vector<uint32_t> address_offsets() const;
@@ -102,6 +105,9 @@ struct Recording {
   std::vector<Range> inputs;      // by slot
   std::vector<uint64_t> outputs;  // by slot: an address inside the allocation that backs it
   std::vector<RandomState> random;
+  // Addresses of allocations that libraries use as scratch memory: what one operator leaves there
+  // no other one reads.
+  std::vector<uint64_t> scratch;
   Range address_space;  // all stand-in addresses of this recording lie here
 };
 

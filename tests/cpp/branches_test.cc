@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "../../src/plan_memory.h"
+#include "../../src/scratch.h"
 #include "planned_graphs.h"
 #include "random_program.h"
 #include "test_device.h"
@@ -104,6 +106,72 @@ TEST(Branches, KernelsThatOverlapTheirPredecessorDoSoOnlyBehindIt) {
   const auto other = branches_of(linked);
   ASSERT_TRUE(other);
   for (const Edge& edge : other->edges) EXPECT_EQ(edge.data, abi::EdgeData{});
+}
+
+// Four operators of one node each, that read the input and use one workspace.
+LinkedGraph with_scratch() {
+  LinkedGraph linked = chain_of({{2, 0}, {3, 0}, {4, 0}, {5, 2, 3, 4}});
+  linked.symbols[1].address_b = 0x1000;
+  linked.symbols[1].last = Allocation::kNever;
+  linked.recording.scratch = {0x1000};
+  for (uint32_t n = 0; n < 4; ++n) {
+    linked.recording.nodes[n].op = n;
+    linked.relocations.push_back({n, 64, 1, 0});
+  }
+  return linked;
+}
+
+TEST(Scratch, OperatorsThatShareNothingElseRunBesideEachOther) {
+  LinkedGraph linked = with_scratch();
+  EXPECT_FALSE(branches_of(linked));
+  split_scratch(linked);
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 3}, {1, 3}, {2, 3}}));
+  plan_memory(linked, {}, found->order);
+  std::vector<Symbol> parts;
+  for (const Relocation& relocation : linked.relocations) {
+    if (relocation.offset == 64) parts.push_back(linked.symbols[relocation.symbol]);
+  }
+  ASSERT_EQ(parts.size(), 4);
+  EXPECT_FALSE(overlap(parts[0], parts[1]));
+  EXPECT_FALSE(overlap(parts[0], parts[2]));
+  EXPECT_FALSE(overlap(parts[1], parts[2]));
+  const bool reuses =
+      overlap(parts[3], parts[0]) || overlap(parts[3], parts[1]) || overlap(parts[3], parts[2]);
+  EXPECT_TRUE(reuses);  // it runs after them
+}
+
+TEST(Scratch, IsLeftAloneWhereANodeOutsideOfOperatorsUsesIt) {
+  LinkedGraph linked = with_scratch();
+  linked.recording.nodes[2].op = Node::kNoOperator;
+  split_scratch(linked);
+  EXPECT_FALSE(branches_of(linked));
+}
+
+TEST(Scratch, OtherMemoryIsNotSplit) {
+  LinkedGraph linked = with_scratch();
+  linked.recording.scratch.clear();
+  split_scratch(linked);
+  EXPECT_FALSE(branches_of(linked));
+}
+
+// Nodes 0, 2, 4 are one branch, 1, 3, 5 another: what a branch is done with serves it again.
+TEST(Interference, MemoryIsReusedWithinABranchButNotAcross) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 1}, {4, 2}, {5, 3}, {6, 4}});
+  for (uint32_t s = 1; s < 7; ++s) {
+    linked.symbols[s].first = s - 1;
+    linked.symbols[s].last = std::min(s + 2, 6U);
+  }
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  plan_memory(linked, {}, found->order);
+  EXPECT_EQ(linked.workspace_size, 4 * 4096);
+  for (const uint32_t one : {1U, 3U, 5U}) {
+    for (const uint32_t other : {2U, 4U, 6U}) {
+      EXPECT_FALSE(overlap(linked.symbols[one], linked.symbols[other]));
+    }
+  }
 }
 
 class BranchedProgramTest : public DeviceTest {};
