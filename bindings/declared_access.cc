@@ -56,7 +56,13 @@ Range storage_of(const at::Tensor& tensor) {
   return {reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()};
 }
 
-void declare_operator(Recording& recording, const RecordedOperator& op, uint32_t number) {
+void declare_operator(Recording& recording, RecordedOperator op, uint32_t number) {
+  for (const Allocation& allocation : recording.allocations) {
+    const bool is_scratch =
+        std::ranges::find(recording.scratch, allocation.address) != recording.scratch.end();
+    const bool is_made_here = op.first <= allocation.first && allocation.first <= op.last;
+    if (is_scratch || is_made_here) op.writes.push_back({allocation.address, allocation.size});
+  }
   for (Node& node : recording.nodes) {
     if (node.position < op.first || node.position >= op.last || node.parent >= 0) continue;
     if (node.kind == NodeKind::kChildGraph) continue;
@@ -66,7 +72,11 @@ void declare_operator(Recording& recording, const RecordedOperator& op, uint32_t
       uint64_t word = 0;
       std::memcpy(&word, node.image.data() + offset, sizeof word);
       const auto contains = [&](const Range& range) { return range.contains(word); };
-      if (std::ranges::any_of(op.reads, contains)) node.reads.push_back(offset);
+      if (std::ranges::any_of(op.writes, contains)) {
+        node.writes.push_back(offset);
+      } else if (std::ranges::any_of(op.reads, contains)) {
+        node.reads.push_back(offset);
+      }
     }
   }
 }
@@ -74,20 +84,23 @@ void declare_operator(Recording& recording, const RecordedOperator& op, uint32_t
 void declare_kernel(const Recording& recording, Node& node, const ParameterAccess& access) {
   if (node.packed || node.params.size() < access.size()) return;
   std::vector<uint32_t> reads;
-  for (size_t i = 0; i < access.size(); ++i) {
-    if (access[i] == '-') continue;
+  std::vector<uint32_t> writes;
+  for (size_t i = 0; i < node.params.size(); ++i) {
+    const char letter = i < access.size() ? access[i] : 'x';
     const auto [offset, size] = node.params[i];
     uint64_t address = 0;
+    if (letter == '-' || (letter == 'x' && size != sizeof address)) continue;
     if (size != sizeof address) return;
     std::memcpy(&address, node.image.data() + offset, sizeof address);
-    if (access[i] == 'r') {
-      reads.push_back(static_cast<uint32_t>(offset));
-    } else if (!recording.address_space.contains(address)) {
-      return;  // it writes to memory that is no symbol
-    }
+    const bool is_symbol = recording.address_space.contains(address);
+    if (letter == 'r') reads.push_back(static_cast<uint32_t>(offset));
+    if (letter == 'w') writes.push_back(static_cast<uint32_t>(offset));
+    // What it writes must be a symbol, and memory that the launcher adds is not understood.
+    if (is_symbol != (letter == 'w') && letter != 'r') return;
   }
   node.declared = true;
   node.reads = std::move(reads);
+  node.writes = std::move(writes);
 }
 
 }  // namespace
@@ -110,10 +123,10 @@ std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction
   if (!is_listed(function) || log.depth_++ > 0) return nullptr;
   const auto schema = function.operator_schema();
   const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
-  log.current_ = {.first = count_nodes(log.driver_, log.stream_), .last = 0, .reads = {}};
+  log.current_ = {};
+  log.current_.first = count_nodes(log.driver_, log.stream_);
   log.is_known_ = schema.has_value() && schema->arguments().size() == inputs.size();
   if (!log.is_known_) return nullptr;
-  std::vector<uint64_t> written;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const c10::AliasInfo* alias = schema->arguments()[i].alias_info();
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
@@ -122,17 +135,12 @@ std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction
         return;
       }
       const Range storage = storage_of(tensor);
-      if (alias == nullptr || !alias->isWrite()) {
-        log.current_.reads.push_back(storage);
-        return;
-      }
-      written.push_back(storage.address);
-      log.is_known_ = log.is_known_ && log.space_.contains(storage.address);
+      const bool is_written = alias != nullptr && alias->isWrite();
+      (is_written ? log.current_.writes : log.current_.reads).push_back(storage);
+      // What it writes must be a symbol.
+      if (is_written && !log.space_.contains(storage.address)) log.is_known_ = false;
     });
   }
-  std::erase_if(log.current_.reads, [&](const Range& range) {
-    return std::ranges::find(written, range.address) != written.end();
-  });
   return nullptr;
 }
 
@@ -143,8 +151,8 @@ void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext*
   if (log.is_known_) log.operators_.push_back(std::move(log.current_));
 }
 
-void declare_reads(Recording& recording, const std::vector<RecordedOperator>& operators,
-                   const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
+void declare_accesses(Recording& recording, const std::vector<RecordedOperator>& operators,
+                      const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
   for (uint32_t i = 0; i < operators.size(); ++i) declare_operator(recording, operators[i], i);
   for (Node& node : recording.nodes) {
     if (node.kind != NodeKind::kKernel || node.parent >= 0 || node.declared) continue;

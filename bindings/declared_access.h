@@ -1,11 +1,12 @@
-// What recorded kernels read, as far as somebody says so: the schema of the operator that launched
-// them, or the compiler that made them. The engine lets nodes run beside each other by this
-// (Node::declared; src/branches.h).
+// What recorded kernels access, as far as somebody says so: the schema of the operator that
+// launched them, or the compiler that made them. The engine lets nodes run beside each other by
+// this (Node::declared; src/branches.h).
 //
 // Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
 // interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
-// What the kernels launched meanwhile hold, besides addresses of arguments that are only read,
-// counts as written: results, and memory that the operator allocates for itself.
+// Memory that is allocated meanwhile, and libraries' scratch memory, counts as written too. Other
+// addresses among the kernels' parameters are leftovers: large structs are launched with whatever
+// their padding held.
 //
 // Triton kernels of Inductor's: each says, parameter by parameter, whether it is only read.
 #pragma once
@@ -22,15 +23,15 @@
 namespace pygraph {
 
 // A kernel's parameters, one letter each: 'r' for an address that is only read from, 'w' for one
-// that may be written to, '-' for no address. Parameters beyond them are no addresses either, or
-// null.
+// that may be written to, '-' for no address. Parameters beyond them are the launcher's own.
 using ParameterAccess = std::string;
 
 // An operator that was called while recording, with the nodes that were captured meanwhile.
 struct RecordedOperator {
   uint32_t first = 0;  // positions: [first, last)
   uint32_t last = 0;
-  std::vector<Range> reads;  // storages of arguments that are not written
+  std::vector<Range> reads;  // storages of arguments
+  std::vector<Range> writes;
 };
 
 // Collects operators from construction to destruction, on the constructing thread. One at a time.
@@ -58,8 +59,8 @@ class OperatorLog {
   at::CallbackHandle handle_;
 };
 
-// Marks what is known of the recording's kernels. `kernels`: by the address of their function.
-void declare_reads(Recording& recording, const std::vector<RecordedOperator>& operators,
-                   const std::unordered_map<uint64_t, ParameterAccess>& kernels);
+// Marks what is known of the recording's nodes. `kernels`: by the address of their function.
+void declare_accesses(Recording& recording, const std::vector<RecordedOperator>& operators,
+                      const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 
 }  // namespace pygraph

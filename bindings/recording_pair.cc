@@ -92,7 +92,7 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
   recording.scratch = scratch_;
-  declare_reads(recording, operators_, kernels);
+  declare_accesses(recording, operators_, kernels);
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
   for (const Buffer* buffer : output_slots(*outputs_[index])) {
     recording.outputs.push_back(buffer->address);

@@ -14,23 +14,20 @@ struct Access {
   bool writes;
 };
 
-bool only_reads(const Node& node, uint32_t offset, SymbolKind kind) {
-  return kind == SymbolKind::kRandom || std::ranges::find(node.reads, offset) != node.reads.end();
-}
-
-// What each top-level node does to which symbol; one number for all inputs if any is written.
+// What each declared node does to which symbol; one number for all inputs if any is written.
+// (Random states are only read.)
 std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t count) {
   std::vector<std::vector<Access>> accesses(count);
   uint32_t any_input = kNone;
   bool writes_inputs = false;
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
-    const SymbolKind kind = linked.symbols[relocation.symbol].kind;
-    const bool writes = !only_reads(node, relocation.offset, kind);
+    if (!node.declared || !node.may_access(relocation.offset)) continue;
+    const bool writes = std::ranges::find(node.writes, relocation.offset) != node.writes.end();
     accesses[node.position].push_back({relocation.symbol, writes});
-    if (kind != SymbolKind::kInput) continue;
+    if (linked.symbols[relocation.symbol].kind != SymbolKind::kInput) continue;
     any_input = relocation.symbol;
-    writes_inputs = writes_inputs || (writes && node.declared);
+    writes_inputs = writes_inputs || writes;
   }
   if (!writes_inputs) return accesses;
   for (std::vector<Access>& of_node : accesses) {

@@ -2,7 +2,7 @@
 //
 // A stream runs one kernel after the other, needed or not: the projections to queries, keys and
 // values read one tensor and write three, and yet each waits for the one before, while most of the
-// GPU idles. Where the recorder declared what the nodes read (Node::declared), a node only has to
+// GPU idles. Where the recorder declared what the nodes access (Node::declared), a node only has to
 // wait for those whose results it uses, and for those that use what it overwrites:
 //
 //     LN -> Q -> K -> V -> attention             LN -+-> Q -+-> attention

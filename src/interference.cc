@@ -16,7 +16,8 @@ Interference::Interference(const LinkedGraph& linked, const Order& order)
     uses_[symbol].ended.keep_only(order.ended[position]);
   };
   for (const Relocation& relocation : linked.relocations) {
-    use(relocation.symbol, linked.recording.nodes[relocation.node].position);
+    const Node& node = linked.recording.nodes[relocation.node];
+    if (node.may_access(relocation.offset)) use(relocation.symbol, node.position);
   }
   for (const Node& node : linked.recording.nodes) {
     if (node.parent >= 0 || node.declared) continue;

@@ -189,6 +189,11 @@ std::vector<uint32_t> Node::address_offsets() const {
   return {};
 }
 
+bool Node::may_access(uint32_t offset) const {
+  return !declared || std::ranges::find(reads, offset) != reads.end() ||
+         std::ranges::find(writes, offset) != writes.end();
+}
+
 void AllocationLog::allocate(uint64_t address, uint64_t size, uint32_t node_count) {
   allocations_.push_back({address, size, node_count, Allocation::kNever});
 }

@@ -50,17 +50,20 @@ struct Node {
   // the driver's parameter struct of a memcpy (abi::Memcpy3D) or memset (abi::MemsetNodeParams).
   std::vector<std::byte> image;
 
-  // What the recorder knows about the node's use of memory. If it is declared: the node accesses
-  // nothing but what the addresses in its image lead to, and device memory that no node writes; and
-  // what those at the offsets `reads` lead to is not written.
+  // What the recorder knows about the node's use of memory. If it is declared: of what the
+  // recording's nodes write, the node accesses nothing but what the addresses at these offsets in
+  // its image lead to, and writes to none but the latter. Other addresses are leftovers in padding.
   bool declared = false;
   std::vector<uint32_t> reads;
+  std::vector<uint32_t> writes;
   // What launched it, where the recorder knows: nodes of one operator share scratch memory.
   static constexpr uint32_t kNoOperator = std::numeric_limits<uint32_t>::max();
   uint32_t op = kNoOperator;
 
   // Offsets in `image` where an 8-byte address can stand.
   std::vector<uint32_t> address_offsets() const;
+  // Whether the node, declared or not, may access what the address at this offset leads to.
+  bool may_access(uint32_t offset) const;
 };
 
 struct Edge {

@@ -1,8 +1,9 @@
 """What Inductor's Triton kernels read and write, parameter by parameter.
 
 Inductor names the parameters of the kernels that it makes by what becomes of them: ``in_ptr0`` is read,
-``out_ptr0`` written, ``in_out_ptr0`` both. Kernels of the user's have other names, and nothing is said
-of them. The engine wants one letter per parameter of the compiled kernel (bindings/declared_access.h).
+``out_ptr0`` written, ``in_out_ptr0`` both. Nothing is said of the user's own kernels, nor of kernels
+whose blocks wait for each other (``sem_ptr``). The engine wants one letter per parameter of the
+compiled kernel (bindings/declared_access.h).
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 _READ = re.compile(r"in_ptr\d+")
-_MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr|sem_ptr)\d*")
+_MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr)\d*")
 
 
 def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
     """Of the kernels of the compiled program that the function is in, by the address of each."""
+    from torch._inductor.runtime.hints import HeuristicType
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     found: dict[int, str] = {}
     for value in list(getattr(function, "__globals__", {}).values()):
         if not isinstance(value, CachingAutotuner):
+            continue
+        if value.heuristic_type is HeuristicType.USER_AUTOTUNE:
             continue
         for launcher in value.launchers:
             try:
@@ -35,7 +39,7 @@ def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) -> str | None:
-    """One letter per parameter; None for a kernel that is not of Inductor's own making.
+    """One letter per parameter; None for a kernel with a parameter that is not understood.
 
     types: Triton's, by name. meta: Inductor's; names parameters that share memory with others that are
     written.

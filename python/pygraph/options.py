@@ -47,7 +47,7 @@ class Options:
     select: str = dataclasses.field(default_factory=_default_selection)
     verify: bool = True
     max_graphs: int = 256
-    lanes: int = 4
+    lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
     record_capacity_gib: int = 1024
 

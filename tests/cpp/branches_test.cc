@@ -29,7 +29,7 @@ LinkedGraph chain_of(const std::vector<std::vector<uint32_t>>& nodes) {
     for (uint32_t i = 0; i < nodes[n].size(); ++i) {
       while (linked.symbols.size() <= nodes[n][i]) add_internal(linked, 4096, 0, count);
       linked.relocations.push_back({n, 8 * i, nodes[n][i], 0});
-      if (i > 0) node.reads.push_back(8 * i);
+      (i > 0 ? node.reads : node.writes).push_back(8 * i);
     }
   }
   return linked;
@@ -82,6 +82,14 @@ TEST(Branches, InputsMayLieInTheSameMemory) {
   EXPECT_TRUE(branches_of(linked));
 }
 
+TEST(Branches, LeftoversInPaddingOrderNothing) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}});
+  linked.relocations.push_back({1, 64, 1, 0});
+  EXPECT_TRUE(branches_of(linked));
+  linked.recording.nodes[1].declared = false;
+  EXPECT_FALSE(branches_of(linked));
+}
+
 TEST(Branches, NoMoreNodesRunAtATimeThanLanes) {
   std::vector<std::vector<uint32_t>> nodes;
   for (uint32_t n = 0; n < 12; ++n) nodes.push_back({n + 1, 0});
@@ -116,6 +124,7 @@ LinkedGraph with_scratch() {
   linked.recording.scratch = {0x1000};
   for (uint32_t n = 0; n < 4; ++n) {
     linked.recording.nodes[n].op = n;
+    linked.recording.nodes[n].writes.push_back(64);
     linked.relocations.push_back({n, 64, 1, 0});
   }
   return linked;

@@ -252,7 +252,7 @@ void declare_reads(Recording& recording) {
   for (Node& node : recording.nodes) {
     node.declared = node.kind == NodeKind::kKernel;
     for (const uint32_t offset : node.address_offsets()) {
-      if (offset > 0) node.reads.push_back(offset);
+      (offset > 0 ? node.reads : node.writes).push_back(offset);
     }
   }
 }

@@ -45,7 +45,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (f(x).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
         attended = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.out(attended.transpose(1, 2).flatten(2)) + x
 

@@ -1,0 +1,191 @@
+"""Which form of a graph is used, and what is said of kernels: the parts that need no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import branches, verify
+from pygraph.kernel_access import accesses_of, letters_of
+from pygraph.recorder import Recording
+from pygraph.selection import Sample
+
+_MIB = 1 << 20
+
+
+def _timer(*seconds: float) -> tuple[Callable[[], float], list[float]]:
+    """Returns the times by turns, for ever; and a list that grows with each."""
+    calls: list[float] = []
+
+    def replay() -> float:
+        calls.append(seconds[len(calls) % len(seconds)])
+        return calls[-1]
+
+    return replay, calls
+
+
+def test_branches_are_used_where_they_gain() -> None:
+    chain, _ = _timer(1.00e-3, 1.05e-3)
+    assert branches.is_faster(chain, _timer(0.95e-3, 1.2e-3)[0])
+    assert not branches.is_faster(chain, _timer(0.99e-3)[0])  # not enough to be told from noise
+    assert not branches.is_faster(chain, _timer(1.1e-3)[0])
+
+
+def test_what_is_slower_or_takes_long_is_replayed_less_often() -> None:
+    def replays(chain: float, branched: float) -> int:
+        replay, calls = _timer(branched)
+        branches.is_faster(_timer(chain)[0], replay)
+        return len(calls)
+
+    assert replays(1e-3, 2e-3) < replays(1e-3, 0.5e-3)
+    assert replays(0.1, 0.05) < replays(1e-3, 0.5e-3)
+
+
+def test_branches_may_need_some_more_memory_but_not_much() -> None:
+    def graph(workspace: int, blocks: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(workspace_bytes=workspace * _MIB, block_bytes=blocks * _MIB)
+
+    assert branches.is_worth_its_memory(graph(36), graph(60))
+    assert not branches.is_worth_its_memory(graph(36), graph(36, blocks=200))
+    assert branches.is_worth_its_memory(graph(800, blocks=200), graph(1100))
+    assert not branches.is_worth_its_memory(graph(800, blocks=200), graph(1200))
+
+
+_TYPES = {"in_out_ptr0": "*fp32", "in_ptr0": "*fp32", "in_ptr1": "*i64", "n": "i32", "X": "constexpr"}
+_NAMES = ["in_out_ptr0", "in_ptr0", "in_ptr1", "n"]
+
+
+def test_the_names_of_parameters_tell_what_becomes_of_them() -> None:
+    assert letters_of(_NAMES, _TYPES, {}) == "wrr-"
+    assert letters_of(_NAMES, _TYPES, {"mutated_arg_names": ["in_ptr1", "in_out_ptr0"]}) == "wrw-"
+
+
+@pytest.mark.parametrize("name", ["arg_A", "x_ptr", "sem_ptr", "in_ptr"])
+def test_nothing_is_said_of_a_kernel_with_other_names(name: str) -> None:
+    assert letters_of([*_NAMES, name], {**_TYPES, name: "*fp32"}, {}) is None
+
+
+def _kernel(static: bool, user: bool = False) -> Any:
+    """What Inductor puts into a generated module for a kernel at address 4096."""
+    from torch._inductor.runtime.hints import HeuristicType
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    class Compiled:
+        function = 4096
+        arg_names = (*_NAMES, "X")
+        full_constexprs = (4,)
+
+        def run(self) -> None: ...
+
+    scope = {"runner": Compiled().run} if static else {"function": 4096}
+    exec("def launcher(): ...", scope)
+    launcher: Any = scope["launcher"]
+    launcher._is_static = static
+    kernel = CachingAutotuner.__new__(CachingAutotuner)
+    kernel.launchers = [launcher]
+    kernel.triton_meta = {"signature": _TYPES}
+    kernel.inductor_meta = {}
+    kernel.heuristic_type = HeuristicType.USER_AUTOTUNE if user else HeuristicType.POINTWISE
+    return kernel
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_kernels_of_a_program_are_found_beside_its_function(static: bool) -> None:
+    scope = {"triton_poi_0": _kernel(static), "other": 1}
+    exec("def partition_0(args): ...", scope)
+    assert accesses_of(scope["partition_0"]) == {4096: "wrr-"}  # type: ignore[arg-type]
+    assert accesses_of(max) == {}
+
+
+def test_nothing_is_said_of_the_users_kernels() -> None:
+    scope = {"triton_poi_0": _kernel(static=True, user=True)}
+    exec("def partition_0(args): ...", scope)
+    assert accesses_of(scope["partition_0"]) == {}  # type: ignore[arg-type]
+
+
+class _Form:
+    """A form of a graph that adds something, in so many seconds."""
+
+    output_bytes = workspace_bytes = block_bytes = 0
+
+    def __init__(self, addend: int, seconds: float, donated: tuple[int, ...] = ()) -> None:
+        self.donated = donated
+        self._addend = addend
+        self.seconds = seconds
+        self.released = 0
+        self.layouts: list[bool] = []
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        self.layouts.append(gives_away)
+        return [args[0] + self._addend]
+
+    def release_workspace(self) -> None:
+        self.released += 1
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU that takes the seconds that a form says."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=int))
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(
+        verify.Run,
+        "_timer",
+        lambda self, form: lambda: form.seconds,
+    )
+    return iter([None])
+
+
+def _first_look(chain: _Form, branched: _Form | None) -> tuple[verify.Verification, Recording]:
+    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+    recording = Recording(chain, pair, [], branched=branched)
+    run = verify.Run(lambda args: [args[0] + 1], [torch.arange(4)], recording, frozenset())
+    return run.first_look(), recording
+
+
+def test_the_faster_form_of_a_graph_is_kept(gpu: None) -> None:
+    for seconds, is_kept in ((0.5, True), (2.0, False)):
+        chain, branched = _Form(1, 1.0), _Form(1, seconds)
+        result, recording = _first_look(chain, branched)
+        assert not result.failure
+        assert not result.suspects
+        kept, dropped = (branched, chain) if is_kept else (chain, branched)
+        assert recording.graph is kept
+        assert recording.branched is None
+        assert dropped.released == 1
+
+
+def test_a_form_with_other_results_is_dropped_and_the_chain_used(gpu: None) -> None:
+    chain = _Form(1, 1.0)
+    result, recording = _first_look(chain, _Form(2, 0.5))
+    assert not result.failure
+    assert recording.graph is chain
+
+
+def test_both_layouts_of_a_branched_form_are_looked_at_several_times(gpu: None) -> None:
+    branched = _Form(1, 0.5, donated=(0,))
+    _, recording = _first_look(_Form(1, 1.0), branched)
+    assert recording.graph is branched
+    assert branched.layouts.count(True) >= 3
+    assert branched.layouts.count(False) >= 3
+
+
+def test_a_timed_replay_is_one_on_clones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(run: Callable[[], Any], sleep: float) -> tuple[Any, Sample]:
+        assert sleep > 0
+        return run(), Sample(host=1e-3, device=2e-3)
+
+    monkeypatch.setattr(verify, "timed", timed)
+    form = _Form(1, 0.0)
+    recording = Recording(form, None, [])
+    args = [torch.zeros(4)]
+    run = verify.Run(lambda args: [], args, recording, mutated=frozenset({0}))
+    monkeypatch.setattr(form, "replay", lambda args, gives_away: args[0].add_(1))
+    assert run._timer(form)() == 2e-3
+    assert args[0].sum() == 0
