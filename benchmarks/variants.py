@@ -16,8 +16,9 @@ from pygraph.transforms.names import TRANSFORMS
 
 VARIANTS = ("eager", "inductor+graphs", "inductor", "pygraph", "hand-made graph")
 # What each of PyGraph's parts adds, in this order: the code transformations under Inductor's graphs,
-# then relocation instead of copies, then ("pygraph") selection.
-ABLATION = ("inductor+graphs+transforms", "pygraph, every graph")
+# then relocation instead of copies, then ("pygraph") selection. And PyGraph with kernels one after the
+# other, as recorded.
+ABLATION = ("inductor+graphs+transforms", "pygraph, every graph", "pygraph, one lane")
 # Variants whose code another one has compiled before: they share its caches, which saves a third of
 # the suite's time, and keeps kernels that are tuned by chance from differing between them.
 SAME_CODE = {
@@ -25,6 +26,7 @@ SAME_CODE = {
     "hand-made graph": "inductor+graphs",
     "inductor+graphs+transforms": "inductor+graphs",
     "pygraph, every graph": "pygraph",
+    "pygraph, one lane": "pygraph",
 }
 
 
@@ -126,6 +128,8 @@ def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
         return torch.compile(module, backend="pygraph")
     if name == "pygraph, every graph":
         return torch.compile(module, backend="pygraph", options={"pygraph.select": "always"})
+    if name == "pygraph, one lane":
+        return torch.compile(module, backend="pygraph", options={"pygraph.lanes": 1})
     return module
 
 

@@ -14,7 +14,7 @@ _LEAST_GAIN = 0.02  # of the time
 _ROUNDS = 5
 _LONG = 0.02  # seconds: graphs that take longer are replayed less often
 _ROUNDS_OF_LONG = 2
-_MORE_MEMORY = 32 << 20  # bytes, or an eighth: what branches may need beyond what a chain does
+_MORE_MEMORY = 64 << 20  # bytes, or an eighth: what branches may need beyond what a chain does
 
 
 def is_worth_its_memory(chain: Any, branched: Any) -> bool:

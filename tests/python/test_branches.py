@@ -145,7 +145,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _first_look(chain: _Form, branched: _Form | None) -> tuple[verify.Verification, Recording]:
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
     recording = Recording(chain, pair, [], branched=branched)
-    run = verify.Run(lambda args: [args[0] + 1], [torch.arange(4)], recording, frozenset())
+    run = verify.Run(lambda args: chain.replay(args, True), [torch.arange(4)], recording, frozenset())
     return run.first_look(), recording
 
 
@@ -159,6 +159,23 @@ def test_the_faster_form_of_a_graph_is_kept(gpu: None) -> None:
         assert recording.graph is kept
         assert recording.branched is None
         assert dropped.released == 1
+
+
+class _Chancy(_Form):
+    """A form of which one result is another one each time, and one the same."""
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        super().replay(args, gives_away, poison)
+        return [torch.tensor([len(self.layouts) + 100 * self._addend]), torch.tensor([self._addend])]
+
+
+def test_results_that_are_left_to_chance_say_nothing_of_branches(gpu: None) -> None:
+    for addend, is_kept in ((1, True), (2, False)):
+        chain, branched = _Chancy(1, 1.0), _Chancy(addend, 0.5)
+        _, recording = _first_look(chain, branched)
+        assert recording.graph is (branched if is_kept else chain)
 
 
 def test_a_form_with_other_results_is_dropped_and_the_chain_used(gpu: None) -> None:

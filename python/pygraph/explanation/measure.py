@@ -99,6 +99,7 @@ def _row(partition: Partition, entry: Entry) -> GraphRow:
         capture_seconds=entry.capture_seconds if graph else None,
         replays=graph.replays if graph else None,
         timings=_timings(entry.decision) if entry.decision else (),
+        lanes=graph.lanes if graph else None,
     )
 
 

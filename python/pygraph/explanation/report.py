@@ -46,7 +46,10 @@ class VariantTiming:
 
 @dataclasses.dataclass(frozen=True)
 class GraphRow:
-    """One graph, or one function that stayed uncaptured. None: not known without a GPU."""
+    """One graph, or one function that stayed uncaptured. None: not known without a GPU.
+
+    lanes: how many of its kernels may run at a time.
+    """
 
     name: str
     state: str  # as in pygraph.stats(); without a GPU "expected"
@@ -60,6 +63,7 @@ class GraphRow:
     capture_seconds: float | None
     replays: int | None
     timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
+    lanes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ def graph_cells(row: GraphRow) -> list[str]:
     return [
         row.name,
         row.state,
-        *(_count(n) for n in (row.kernels, row.inputs, row.outputs, row.relocations)),
+        _count(row.kernels) + (f" ({row.lanes} at a time)" if (row.lanes or 1) > 1 else ""),
+        *(_count(n) for n in (row.inputs, row.outputs, row.relocations)),
         *(_bytes(n) for n in (row.bytes_not_copied, row.workspace_bytes)),
         "-" if row.capture_seconds is None else f"{row.capture_seconds * 1e3:.0f} ms",
         _count(row.replays),
