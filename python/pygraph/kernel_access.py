@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+_NUMBER = re.compile(r"(i|u|fp|bf|f)\d+")  # a type; descriptors of tensors hold addresses
 _READ = re.compile(r"in_ptr\d+")
 _MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr)\d*")
 
@@ -47,8 +48,11 @@ def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) ->
     mutated = set(meta.get("mutated_arg_names") or ())
     letters = ""
     for name in names:
-        if not types.get(name, "").startswith("*"):
+        kind = types.get(name, "")
+        if _NUMBER.fullmatch(kind):
             letters += "-"
+        elif not kind.startswith("*"):
+            return None
         elif _READ.fullmatch(name) and name not in mutated:
             letters += "r"
         elif _READ.fullmatch(name) or _MAY_BE_WRITTEN.fullmatch(name):

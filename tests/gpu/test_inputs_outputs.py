@@ -175,7 +175,7 @@ def test_the_shortcut_makes_views_of_results_and_of_arguments_wherever_they_are(
     partition([x])
     torch.cuda.synchronize()
     recording = recorder.record(
-        partition, [x], 0, draws=False, sharing=(), given_away=(), capacity=1 << 36
+        partition, [x], 0, draws=False, sharing=(), given_away=(), capacity=1 << 36, lanes=1
     )
     graphed = engine.graphed_callable(partition, partition, 0)
     engine.add_graph(graphed, recording.graph, 1, 0)

@@ -69,6 +69,11 @@ def test_nothing_is_said_of_a_kernel_with_other_names(name: str) -> None:
     assert letters_of([*_NAMES, name], {**_TYPES, name: "*fp32"}, {}) is None
 
 
+def test_nothing_is_said_of_a_kernel_that_takes_a_descriptor_of_a_tensor() -> None:
+    types = {**_TYPES, "in_desc0": "tensordesc<fp32[64, 64]>"}
+    assert letters_of([*_NAMES, "in_desc0"], types, {}) is None
+
+
 def _kernel(static: bool, user: bool = False) -> Any:
     """What Inductor puts into a generated module for a kernel at address 4096."""
     from torch._inductor.runtime.hints import HeuristicType
