@@ -111,7 +111,7 @@ class Finder {
   std::vector<uint32_t> reduce(std::vector<uint32_t> before, uint32_t more = kNone) const {
     if (more != kNone) before.push_back(more);
     std::ranges::sort(before, std::greater());
-    before.erase(std::ranges::unique(before).begin(), before.end());
+    before.erase(std::unique(before.begin(), before.end()), before.end());
     std::vector<uint32_t> kept;
     for (const uint32_t b : before) {
       const bool is_implied =
