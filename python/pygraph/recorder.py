@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ import torch
 from pygraph import runtime
 from pygraph.gpu_load import side_stream
 from pygraph.kernel_access import accesses_of
+
+log = logging.getLogger("pygraph")
 
 _DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
 
@@ -71,11 +74,24 @@ def record(
             count = _capture(function, pair, index, device, sources, generators)
         together = list(range(count) if sharing is None else sharing)
         graph = pair.link(together, list(given_away), 1)
-        branched = pair.link(together, list(given_away), lanes) if lanes > 1 else None
-        if branched is not None and branched.lanes == 1:
-            branched = None
+        branched = link_branched(pair, together, list(given_away), lanes)
         positions = frozenset(i for tensors in given_away for i in tensors.positions)
         return Recording(graph, pair, generators, positions, branched)
+
+
+def link_branched(pair: Any, together: list[int], given_away: list[Any], lanes: int) -> Any | None:
+    """The recorded graph with as many of its nodes beside each other as can be, up to ``lanes``.
+
+    None where that is one after the other, or the driver refuses: the chain does as well.
+    """
+    if lanes == 1:
+        return None
+    try:
+        graph = pair.link(together, given_away, lanes)
+    except RuntimeError as error:
+        log.info("a graph keeps the program's order: %s", describe_failure(error))
+        return None
+    return graph if graph.lanes > 1 else None
 
 
 OUT_OF_MEMORY = "recording ran out of memory"

@@ -20,24 +20,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import eq
 from typing import Any
 
 import torch
 
-from pygraph import branches, gpu_memory, runtime
-from pygraph.clones import clone_shared_storages
+from pygraph import branches, gpu_memory
 from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
-from pygraph.recorder import Recording
-from pygraph.selection import timed
+from pygraph.rehearsal import ONES, ZEROS, Rehearsal, VerificationError
 
 log = logging.getLogger("pygraph")
 
-_ONES, _ZEROS = 0xFF, 0x00  # poison for fresh outputs
 _BRANCHED_RUNS = 3  # of a graph whose kernels run beside each other: a race may not show at once
 _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a closer look: at first, and where these do not tell
 
@@ -78,39 +74,8 @@ def _foreign_bytes() -> int:
     return total - free - torch.cuda.memory_reserved()
 
 
-class Run:
-    """One verification: the inputs before the call, and ways to run on copies of them.
-
-    Nothing has run when it is constructed. The call consumes ``args``, as compiled functions do.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[list[Any]], Sequence[Any]],
-        args: list[Any],
-        recording: Recording,
-        mutated: frozenset[int],
-    ) -> None:
-        self._recording = recording
-        self._function = function
-        self._args = args
-        self._pair = recording.pair
-        forms = [g for g in (recording.graph, recording.branched) if g is not None]
-        self._overwritten = sorted(mutated.union(*(form.donated for form in forms)))
-        self._visible = sorted(mutated - recording.given_away)
-        self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
-        self._generators = recording.generators
-        self._offsets = [generator.get_offset() for generator in self._generators]
-
-    @property
-    def graph(self) -> Any:
-        """The form of the graph that is to be used, as far as is known."""
-        return self._recording.graph
-
-    @property
-    def _layouts(self) -> tuple[bool, ...]:
-        """Of replays: whether the call gives away what the graph can use. Calls may come in both."""
-        return (True, False) if self.graph.donated else (True,)
+class Run(Rehearsal):
+    """One verification of a graph, which makes the call it was prepared for."""
 
     def first_look(self) -> Verification:
         """One replay in each layout, then the call itself."""
@@ -119,7 +84,7 @@ class Run:
         in_bits = self.graph.output_bytes <= LARGE_BYTES
         try:
             for gives_away in self._layouts:
-                results = self._replay(_ONES, gives_away=gives_away)
+                results = self._replay(ONES, gives_away=gives_away)
                 seen.append(results if in_bits else fingerprints(results))
                 del results
             self._choose_form(seen[0] if not in_bits else fingerprints(seen[0]))
@@ -150,12 +115,12 @@ class Run:
         self._recording.branched = None
         if branched is None or not branches.is_worth_its_memory(chain, branched):
             return
-        again = fingerprints(self._replay(_ONES, gives_away=self._layouts[0]))
+        again = fingerprints(self._replay(ONES, gives_away=self._layouts[0]))
         steady = [i for i, value in enumerate(again) if value == expected[i]]
         self._recording.graph = branched
         try:
             for gives_away in self._layouts * _BRANCHED_RUNS:
-                found = fingerprints(self._replay(_ONES, gives_away=gives_away))
+                found = fingerprints(self._replay(ONES, gives_away=gives_away))
                 if not steady or any(found[i] != expected[i] for i in steady):
                     raise VerificationError("branches changed a result")
             if not branches.is_faster(self._timer(chain), self._timer(branched)):
@@ -165,20 +130,6 @@ class Run:
             self._recording.graph = chain
         finally:
             (chain if self.graph is branched else branched).release_workspace()
-
-    def _timer(self, form: Any) -> Callable[[], float]:
-        """Makes one replay on clones; returns the seconds that the GPU took."""
-
-        def replay() -> float:
-            args = self._clones()
-            self._set_offsets()
-            sleep = 1.5 * self._host_seconds + 50e-6
-            _, sample = timed(lambda: form.replay(args, True), sleep)
-            self._host_seconds = sample.host
-            assert sample.device is not None  # because it slept
-            return sample.device
-
-        return replay
 
     def closer_look(self, suspects: Sequence[int]) -> Verification:
         """Replays and uncaptured runs until it is clear, then the call itself. Decides."""
@@ -201,7 +152,7 @@ class Run:
 
     def _compare(self, suspects: Sequence[int]) -> list[Mismatch]:
         # An output in donated memory is not poisoned, so these two leave the call's memory as it is.
-        ones, zeros = (self._replay(poison, suspects, gives_away=False) for poison in (_ONES, _ZEROS))
+        ones, zeros = (self._replay(poison, suspects, gives_away=False) for poison in (ONES, ZEROS))
         comparison = Comparison(ones, zeros)
         for _ in range(_FEW_RUNS):
             comparison.add_run(self._run(suspects))
@@ -221,70 +172,9 @@ class Run:
         """What is wrong in a replay in any of the layouts."""
         found: list[Mismatch] = []
         for gives_away in self._layouts:
-            comparison.add_replay(self._replay(_ONES, suspects, gives_away))
+            comparison.add_replay(self._replay(ONES, suspects, gives_away))
             found += comparison.mismatches()
         return found
-
-    def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
-        """The call: its outputs, and all its results. After this the inputs are gone."""
-        self.graph.release_workspace()  # not to be held beside what the call allocates
-        self._set_offsets()
-        kept = {i: self._args[i] for i in self._visible}
-        outputs = list(self._function(self._args))
-        return outputs, self._results(outputs, kept)
-
-    def _run(
-        self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
-    ) -> list[torch.Tensor]:
-        """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
-        args = self._clones()
-        self._set_offsets()
-        kept = {i: args[i] for i in self._visible}
-        load(2 * self._host_seconds)
-        start = time.perf_counter()
-        outputs = self._function(args)
-        self._host_seconds = time.perf_counter() - start
-        results = self._results(outputs, kept)
-        return [results[i] for i in wanted]
-
-    def _replay(
-        self, poison: int, wanted: Sequence[int] | None = None, gives_away: bool = True
-    ) -> list[torch.Tensor]:
-        """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
-        calls do. Raises VerificationError."""
-        args = self._clones()
-        self._set_offsets()
-        try:
-            self._pair.poison()
-            outputs = list(self.graph.replay(args, gives_away, poison))
-        except runtime.engine().DriverError as error:
-            raise VerificationError(f"the graph cannot be launched: {error}") from error
-        torch.cuda.current_stream().synchronize()
-        if not self._pair.untouched():
-            raise VerificationError(
-                "verification failed: the graph writes to memory it was recorded with"
-            )
-        results = self._results(outputs, args)
-        return results if wanted is None else [results[i] for i in wanted]
-
-    def _clones(self) -> list[Any]:
-        return clone_shared_storages(self._args, self._overwritten)
-
-    def _results(
-        self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
-    ) -> list[torch.Tensor]:
-        """Everything that somebody will see: the outputs, then the inputs that were written."""
-        written = [args[i] for i in self._visible]
-        tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
-        return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
-
-    def _set_offsets(self) -> None:
-        for generator, offset in zip(self._generators, self._offsets, strict=True):
-            generator.set_offset(offset)
-
-
-class VerificationError(RuntimeError):
-    """The reason a graph is not to be used, in words for the report."""
 
 
 def _describe(error: Exception) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import branches, verify
+from pygraph import branches, rehearsal, runtime, verify
 from pygraph.kernel_access import accesses_of, letters_of
-from pygraph.recorder import Recording
+from pygraph.recorder import Recording, link_branched
 from pygraph.selection import Sample
 
 _MIB = 1 << 20
@@ -198,12 +198,28 @@ def test_both_layouts_of_a_branched_form_are_looked_at_several_times(gpu: None) 
     assert branched.layouts.count(False) >= 3
 
 
+def test_a_graph_that_cannot_be_branched_is_a_chain() -> None:
+    def link(error: bool, lanes: int) -> Any:
+        if error:
+            raise runtime.engine().DriverError("graph_add_dependencies failed")
+        return SimpleNamespace(lanes=lanes)
+
+    def branched(error: bool, found: int, lanes: int = 8) -> Any:
+        pair = SimpleNamespace(link=lambda together, given_away, lanes: link(error, found))
+        return link_branched(pair, [], [], lanes)
+
+    assert branched(False, 3).lanes == 3
+    assert branched(False, 1) is None
+    assert branched(True, 3) is None
+    assert branched(True, 3, lanes=1) is None
+
+
 def test_a_timed_replay_is_one_on_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(run: Callable[[], Any], sleep: float) -> tuple[Any, Sample]:
         assert sleep > 0
         return run(), Sample(host=1e-3, device=2e-3)
 
-    monkeypatch.setattr(verify, "timed", timed)
+    monkeypatch.setattr(rehearsal, "timed", timed)
     form = _Form(1, 0.0)
     recording = Recording(form, None, [])
     args = [torch.zeros(4)]

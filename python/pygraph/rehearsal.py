@@ -1,0 +1,129 @@
+"""One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
+
+What is compared with what, and what follows from it, is the subject of verify.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.clones import clone_shared_storages
+from pygraph.recorder import Recording
+from pygraph.selection import timed
+
+ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
+
+
+class VerificationError(RuntimeError):
+    """The reason a graph is not to be used, in words for the report."""
+
+
+class Rehearsal:
+    """The inputs before a call, and ways to run on copies of them.
+
+    Nothing has run when it is constructed. The call consumes ``args``, as compiled functions do.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[Any]], Sequence[Any]],
+        args: list[Any],
+        recording: Recording,
+        mutated: frozenset[int],
+    ) -> None:
+        self._recording = recording
+        self._function = function
+        self._args = args
+        self._pair = recording.pair
+        forms = [g for g in (recording.graph, recording.branched) if g is not None]
+        self._overwritten = sorted(mutated.union(*(form.donated for form in forms)))
+        self._visible = sorted(mutated - recording.given_away)
+        self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
+        self._generators = recording.generators
+        self._offsets = [generator.get_offset() for generator in self._generators]
+
+    @property
+    def graph(self) -> Any:
+        """The form of the graph that is to be used, as far as is known."""
+        return self._recording.graph
+
+    @property
+    def _layouts(self) -> tuple[bool, ...]:
+        """Of replays: whether the call gives away what the graph can use. Calls may come in both."""
+        return (True, False) if self.graph.donated else (True,)
+
+    def _timer(self, form: Any) -> Callable[[], float]:
+        """Makes one replay on clones; returns the seconds that the GPU took."""
+
+        def replay() -> float:
+            args = self._clones()
+            self._set_offsets()
+            sleep = 1.5 * self._host_seconds + 50e-6
+            _, sample = timed(lambda: form.replay(args, True), sleep)
+            self._host_seconds = sample.host
+            assert sample.device is not None  # because it slept
+            return sample.device
+
+        return replay
+
+    def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
+        """The call: its outputs, and all its results. After this the inputs are gone."""
+        self.graph.release_workspace()  # not to be held beside what the call allocates
+        self._set_offsets()
+        kept = {i: self._args[i] for i in self._visible}
+        outputs = list(self._function(self._args))
+        return outputs, self._results(outputs, kept)
+
+    def _run(
+        self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
+    ) -> list[torch.Tensor]:
+        """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
+        args = self._clones()
+        self._set_offsets()
+        kept = {i: args[i] for i in self._visible}
+        load(2 * self._host_seconds)
+        start = time.perf_counter()
+        outputs = self._function(args)
+        self._host_seconds = time.perf_counter() - start
+        results = self._results(outputs, kept)
+        return [results[i] for i in wanted]
+
+    def _replay(
+        self, poison: int, wanted: Sequence[int] | None = None, gives_away: bool = True
+    ) -> list[torch.Tensor]:
+        """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
+        calls do. Raises VerificationError."""
+        args = self._clones()
+        self._set_offsets()
+        try:
+            self._pair.poison()
+            outputs = list(self.graph.replay(args, gives_away, poison))
+        except runtime.engine().DriverError as error:
+            raise VerificationError(f"the graph cannot be launched: {error}") from error
+        torch.cuda.current_stream().synchronize()
+        if not self._pair.untouched():
+            raise VerificationError(
+                "verification failed: the graph writes to memory it was recorded with"
+            )
+        results = self._results(outputs, args)
+        return results if wanted is None else [results[i] for i in wanted]
+
+    def _clones(self) -> list[Any]:
+        return clone_shared_storages(self._args, self._overwritten)
+
+    def _results(
+        self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
+    ) -> list[torch.Tensor]:
+        """Everything that somebody will see: the outputs, then the inputs that were written."""
+        written = [args[i] for i in self._visible]
+        tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
+        return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
+
+    def _set_offsets(self) -> None:
+        for generator, offset in zip(self._generators, self._offsets, strict=True):
+            generator.set_offset(offset)
