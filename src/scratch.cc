@@ -12,17 +12,15 @@ bool is_scratch(const Recording& recording, const Symbol& symbol) {
 }
 
 void split(LinkedGraph& linked, uint32_t index) {
-  const auto node_of = [&](const Relocation& relocation) -> const Node& {
-    return linked.recording.nodes[relocation.node];
-  };
-  const auto is_outside = [&](const Relocation& relocation) {
-    return relocation.symbol == index && node_of(relocation).op == Node::kNoOperator;
-  };
-  if (std::ranges::any_of(linked.relocations, is_outside)) return;
   std::map<uint32_t, uint32_t> parts;  // symbols, by operator
+  bool is_still_used = false;
   for (Relocation& relocation : linked.relocations) {
     if (relocation.symbol != index) continue;
-    const Node& node = node_of(relocation);
+    const Node& node = linked.recording.nodes[relocation.node];
+    if (node.op == Node::kNoOperator) {
+      is_still_used = true;
+      continue;
+    }
     const auto [part, is_new] =
         parts.try_emplace(node.op, static_cast<uint32_t>(linked.symbols.size()));
     if (is_new) {
@@ -33,8 +31,7 @@ void split(LinkedGraph& linked, uint32_t index) {
     linked.symbols[part->second].last = node.position + 1;
     relocation.symbol = part->second;
   }
-  linked.symbols[index].size = 0;  // nobody uses it any more
-  linked.symbols[index].last = linked.symbols[index].first;
+  if (!is_still_used) linked.symbols[index].size = 0;
 }
 
 }  // namespace

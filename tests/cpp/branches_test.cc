@@ -151,11 +151,22 @@ TEST(Scratch, OperatorsThatShareNothingElseRunBesideEachOther) {
   EXPECT_TRUE(reuses);  // it runs after them
 }
 
-TEST(Scratch, IsLeftAloneWhereANodeOutsideOfOperatorsUsesIt) {
+TEST(Scratch, ANodeOutsideOfOperatorsKeepsItToItself) {
   LinkedGraph linked = with_scratch();
   linked.recording.nodes[2].op = Node::kNoOperator;
+  linked.recording.nodes[2].declared = false;
   split_scratch(linked);
-  EXPECT_FALSE(branches_of(linked));
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 2}, {1, 2}, {2, 3}}));
+  plan_memory(linked, {}, found->order);
+  EXPECT_EQ(linked.symbols[1].size, 4096);
+  for (const Relocation& relocation : linked.relocations) {
+    const bool is_kept = relocation.offset == 64 && relocation.node == 2;
+    if (is_kept) {
+      EXPECT_EQ(relocation.symbol, 1);
+    }
+  }
 }
 
 TEST(Scratch, OtherMemoryIsNotSplit) {
