@@ -87,7 +87,9 @@ class Run(Rehearsal):
                 results = self._replay(ONES, gives_away=gives_away)
                 seen.append(results if in_bits else fingerprints(results))
                 del results
-            self._choose_form(seen[0] if not in_bits else fingerprints(seen[0]))
+            branched, self._recording.branched = self._recording.branched, None
+            if branched is not None:
+                self._choose_form(branched, fingerprints(seen[0]) if in_bits else seen[0])
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -106,19 +108,18 @@ class Run(Rehearsal):
         except Exception as error:
             return Verification(outputs, _describe(error))
 
-    def _choose_form(self, expected: Sequence[int]) -> None:
+    def _choose_form(self, branched: Any, expected: Sequence[int]) -> None:
         """Lets the branched form take the chain's place, if its results are the same and it gains.
 
         Results that are left to chance in a chain say nothing here; they are suspects anyway.
         """
-        chain, branched = self.graph, self._recording.branched
-        self._recording.branched = None
-        if branched is None or not branches.is_worth_its_memory(chain, branched):
+        chain = self.graph
+        if not branches.is_worth_its_memory(chain, branched):
             return
-        again = fingerprints(self._replay(ONES, gives_away=self._layouts[0]))
-        steady = [i for i, value in enumerate(again) if value == expected[i]]
-        self._recording.graph = branched
         try:
+            again = fingerprints(self._replay(ONES, gives_away=self._layouts[0]))
+            steady = [i for i, value in enumerate(again) if value == expected[i]]
+            self._recording.graph = branched
             for gives_away in self._layouts * _BRANCHED_RUNS:
                 found = fingerprints(self._replay(ONES, gives_away=gives_away))
                 if not steady or any(found[i] != expected[i] for i in steady):

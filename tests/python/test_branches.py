@@ -190,6 +190,28 @@ def test_a_form_with_other_results_is_dropped_and_the_chain_used(gpu: None) -> N
     assert recording.graph is chain
 
 
+class _Failing(_Form):
+    """A form that cannot be replayed a second time, as where memory is short."""
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        if self.layouts:
+            raise torch.OutOfMemoryError("no memory")
+        return super().replay(args, gives_away, poison)
+
+
+def test_a_choice_that_fails_leaves_the_chain(gpu: None) -> None:
+    for chain, branched in ((_Form(1, 1.0), _Failing(1, 0.5)), (_Failing(1, 1.0), _Form(1, 0.5))):
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+        recording = Recording(chain, pair, [], branched=branched)
+        run = verify.Run(lambda args: [args[0] + 1], [torch.arange(4)], recording, mutated=frozenset())
+        result = run.first_look()
+        assert not result.failure
+        assert not result.suspects
+        assert recording.graph is chain
+
+
 def test_both_layouts_of_a_branched_form_are_looked_at_several_times(gpu: None) -> None:
     branched = _Form(1, 0.5, donated=(0,))
     _, recording = _first_look(_Form(1, 1.0), branched)
