@@ -141,6 +141,6 @@ def _with_transforms() -> dict[str, Any]:
     return {
         "triton.cudagraphs": True,
         "graph_partition": True,
-        "custom_should_partition_ops": list(ops.OUTSIDE_OF_GRAPHS),
+        "custom_should_partition_ops": ops.outside_of_graphs(),
         "post_grad_custom_post_pass": graph_pass,
     }

@@ -104,7 +104,7 @@ def _compile_with_graphs(
         "graph_partition": True,
         "custom_should_partition_ops": [
             *_inductor_option(config, "custom_should_partition_ops"),
-            *ops.OUTSIDE_OF_GRAPHS,
+            *ops.outside_of_graphs(),
         ],
     }
     user_pass = _inductor_option(config, "post_grad_custom_post_pass")

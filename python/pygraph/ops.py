@@ -1,4 +1,6 @@
-"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/ops.cc), and which wait."""
+"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/ops.cc), and which cannot be
+in graphs.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,24 @@ from pygraph import runtime
 # of it uncaptured. (Not for what waits with some arguments only, as histc does without bounds.)
 WAITING = ["aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"]
 
-# Inductor must leave these outside of graphs; PyGraph's own, because they read CPU memory.
-OUTSIDE_OF_GRAPHS = ["pygraph::to_device", "pygraph::scalars_to_device", *WAITING]
+# Ranks communicate. Verifying a graph runs it more than once, which all ranks would have to do
+# together; one that runs out of memory, or finds a result suspect, would leave the others waiting.
+_COLLECTIVES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d::", "symm_mem::")
+
+# PyGraph's own, which read CPU memory.
+READING_CPU = ["pygraph::to_device", "pygraph::scalars_to_device"]
+
+
+def is_collective(name: str) -> bool:
+    """Whether ranks communicate in the operator of that name, "namespace::name"."""
+    return name.startswith(_COLLECTIVES)
+
+
+def outside_of_graphs() -> list[str]:
+    """The operators, of those known so far, that Inductor must leave outside of graphs."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [*READING_CPU, *WAITING, *sorted(filter(is_collective, names))]
+
 
 runtime.engine()  # registers the operators
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph import cli
+from pygraph import cli, ops
 from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.explanation import measure, profile, wording
 from pygraph.explanation.classify import Kind, classify, segments
@@ -158,6 +159,31 @@ def test_an_operation_that_waits_is_a_cut() -> None:
     (cut,) = report.cuts
     assert "_linalg_eigh waits for the GPU" in cut.reason
     assert "test_explain.py" in cut.where
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """Two ranks, of which this process is one and the other is pretended."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    distributed.destroy_process_group()
+
+
+def test_collectives_are_outside_of_graphs(ranks: None) -> None:
+    from torch.distributed import _functional_collectives as collectives
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return collectives.all_reduce(x.sin(), "sum", [0, 1]).cos()
+
+    report = estimate("function", function, (torch.randn(8),), {}, TRANSFORMS)
+    assert [part.kind for part in report.strip] == ["graph", "gap", "graph"]
+    assert "ranks communicate (_c10d_functional::all_reduce)" in report.cuts[0].reason
+    names = ops.outside_of_graphs()
+    assert {"_c10d_functional::all_reduce_", "_c10d_functional::wait_tensor"} <= set(names)
+    assert "aten::mm" not in names
 
 
 def test_a_histogram_between_bounds_does_not_wait() -> None:
