@@ -17,7 +17,7 @@ _WIDTH = 256
 
 
 class Half(nn.Module):
-    """One rank's half of a stack of two-layer blocks: columns of the first layer, rows of the second."""
+    """A rank's half of some blocks of two layers: columns of the first one, rows of the second."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
