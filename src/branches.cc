@@ -76,6 +76,7 @@ class Finder {
 
  private:
   bool is_declared(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].declared; }
+  uint32_t op_of(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].op; }
 
   // Nodes that must have ended before node p begins. Notes what p does.
   std::vector<uint32_t> conflicts_of(uint32_t p) {
@@ -90,6 +91,7 @@ class Finder {
       return before;
     }
     if (barrier_ != kNone) before.push_back(barrier_);
+    if (p > 0 && op_of(p) != Node::kNoOperator && op_of(p) == op_of(p - 1)) before.push_back(p - 1);
     for (const auto& [symbol, writes] : accesses_[p]) {
       if (writers_[symbol] != kNone) before.push_back(writers_[symbol]);
       if (!writes) continue;

@@ -13,6 +13,7 @@
 //     another symbol than the next, but may lie in the same memory: if any input is written, all
 //     inputs are one. Other symbols never overlap, wherever they are placed: memory is planned for
 //     the order that is found here.
+//   * The nodes of one operator stay in order: a library may hand something over between them.
 //   * A node that nothing was declared of, such as a library's kernel that may find its addresses
 //     in device memory, waits for all before it, and all after it wait for it.
 //   * At most `lanes` nodes run at a time. Each goes behind a node it waits for where that is the

@@ -56,7 +56,8 @@ struct Node {
   bool declared = false;
   std::vector<uint32_t> reads;
   std::vector<uint32_t> writes;
-  // What launched it, where the recorder knows: nodes of one operator share scratch memory.
+  // What launched it, where the recorder knows: nodes of one operator share scratch memory, and may
+  // hand things over in ways that nobody knows of.
   static constexpr uint32_t kNoOperator = std::numeric_limits<uint32_t>::max();
   uint32_t op = kNoOperator;
 

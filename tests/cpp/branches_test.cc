@@ -82,6 +82,14 @@ TEST(Branches, InputsMayLieInTheSameMemory) {
   EXPECT_TRUE(branches_of(linked));
 }
 
+TEST(Branches, NodesOfOneOperatorStayInOrder) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}});
+  linked.recording.nodes[0].op = linked.recording.nodes[1].op = 7;
+  const auto found = branches_of(linked);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(edges_of(*found), (Edges{{0, 1}}));
+}
+
 TEST(Branches, LeftoversInPaddingOrderNothing) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}});
   linked.relocations.push_back({1, 64, 1, 0});
