@@ -86,17 +86,25 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
   std::vector<uint32_t> reads;
   std::vector<uint32_t> writes;
   for (size_t i = 0; i < node.params.size(); ++i) {
-    const char letter = i < access.size() ? access[i] : 'x';
+    const bool is_launchers = i >= access.size();
+    if (!is_launchers && access[i] == '-') continue;
     const auto [offset, size] = node.params[i];
     uint64_t address = 0;
-    if (letter == '-' || (letter == 'x' && size != sizeof address)) continue;
-    if (size != sizeof address) return;
-    std::memcpy(&address, node.image.data() + offset, sizeof address);
+    if (size == sizeof address) {
+      std::memcpy(&address, node.image.data() + offset, sizeof address);
+    } else if (!is_launchers) {
+      return;
+    }
     const bool is_symbol = recording.address_space.contains(address);
-    if (letter == 'r') reads.push_back(static_cast<uint32_t>(offset));
-    if (letter == 'w') writes.push_back(static_cast<uint32_t>(offset));
-    // What it writes must be a symbol, and memory that the launcher adds is not understood.
-    if (is_symbol != (letter == 'w') && letter != 'r') return;
+    if (is_launchers) {
+      if (is_symbol) return;  // memory that is not understood
+    } else if (access[i] == 'r') {
+      reads.push_back(static_cast<uint32_t>(offset));
+    } else if (is_symbol) {
+      writes.push_back(static_cast<uint32_t>(offset));
+    } else {
+      return;  // it writes to memory that is no symbol
+    }
   }
   node.declared = true;
   node.reads = std::move(reads);

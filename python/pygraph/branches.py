@@ -1,8 +1,8 @@
 """One kernel after the other, or beside each other where they can? Timed before a graph is used.
 
 Kernels beside each other fill a GPU that one of them leaves half empty; where each fills it alone they
-gain nothing, and waiting across branches costs some 1.5 us each time. So both orders of a new graph are
-replayed by turns, on copies of a call's inputs (see verify.py), and branches are used where they gain.
+gain nothing, and each wait across branches costs. So both forms of a new graph are replayed by turns,
+on copies of a call's inputs (see rehearsal.py), and branches are used where they gain.
 """
 
 from __future__ import annotations

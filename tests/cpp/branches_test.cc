@@ -1,13 +1,14 @@
 // Which nodes may run beside each other, and whether results are the same when they do.
-#include "../../src/branches.h"
+
+#include "branches.h"
 
 #include <algorithm>
 #include <set>
 
-#include "../../src/plan_memory.h"
-#include "../../src/scratch.h"
+#include "plan_memory.h"
 #include "planned_graphs.h"
 #include "random_program.h"
+#include "scratch.h"
 #include "test_device.h"
 
 namespace pygraph::testing {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "order.h"
 #include "pygraph/link.h"
 
 namespace pygraph::testing {
@@ -26,8 +27,6 @@ inline bool overlap(const Symbol& a, const Symbol& b) {
   return a.workspace_offset < b.workspace_offset + b.size &&
          b.workspace_offset < a.workspace_offset + a.size;
 }
-
-constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .reserved = {}};
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 

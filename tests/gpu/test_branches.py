@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from tests.gpu.support import captured, compiled, randn
 
 
 @pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches are used wherever results are the same, faster or not."""
     monkeypatch.setattr(branches, "is_faster", lambda chain, branched: True)
     monkeypatch.setattr(branches, "is_worth_its_memory", lambda chain, branched: True)
-    return iter([None])
 
 
 def _graphs() -> list[Any]:

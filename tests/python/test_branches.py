@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,22 +135,21 @@ class _Form:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that takes the seconds that a form says."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=int))
     monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
-    monkeypatch.setattr(
-        verify.Run,
-        "_timer",
-        lambda self, form: lambda: form.seconds,
-    )
-    return iter([None])
+    monkeypatch.setattr(verify.Run, "_timer", lambda self, form: lambda: form.seconds)
 
 
-def _first_look(chain: _Form, branched: _Form | None) -> tuple[verify.Verification, Recording]:
+def _first_look(
+    chain: _Form, branched: _Form, uncaptured: _Form | None = None
+) -> tuple[verify.Verification, Recording]:
+    """uncaptured: what the function itself does; it adds one unless given."""
+    form = uncaptured or _Form(1, 1.0)
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
     recording = Recording(chain, pair, [], branched=branched)
-    run = verify.Run(lambda args: chain.replay(args, True), [torch.arange(4)], recording, frozenset())
+    run = verify.Run(lambda args: form.replay(args, True), [torch.arange(4)], recording, frozenset())
     return run.first_look(), recording
 
 
@@ -179,7 +178,7 @@ class _Chancy(_Form):
 def test_results_that_are_left_to_chance_say_nothing_of_branches(gpu: None) -> None:
     for addend, is_kept in ((1, True), (2, False)):
         chain, branched = _Chancy(1, 1.0), _Chancy(addend, 0.5)
-        _, recording = _first_look(chain, branched)
+        _, recording = _first_look(chain, branched, uncaptured=_Chancy(1, 1.0))
         assert recording.graph is (branched if is_kept else chain)
 
 
@@ -203,10 +202,7 @@ class _Failing(_Form):
 
 def test_a_choice_that_fails_leaves_the_chain(gpu: None) -> None:
     for chain, branched in ((_Form(1, 1.0), _Failing(1, 0.5)), (_Failing(1, 1.0), _Form(1, 0.5))):
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-        recording = Recording(chain, pair, [], branched=branched)
-        run = verify.Run(lambda args: [args[0] + 1], [torch.arange(4)], recording, mutated=frozenset())
-        result = run.first_look()
+        result, recording = _first_look(chain, branched)
         assert not result.failure
         assert not result.suspects
         assert recording.graph is chain

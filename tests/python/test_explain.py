@@ -93,6 +93,12 @@ def test_a_row_tells_what_the_selection_measured() -> None:
     assert wording._timings(rows) == "replayed 1,000, uncaptured 5,000"
 
 
+def test_a_row_tells_how_many_kernels_run_at_a_time(report: Report) -> None:
+    row = dataclasses.replace(report.graphs[0], kernels=153, lanes=4)
+    assert "153 (4 at a time)" in wording.graph_cells(row)
+    assert "153" in wording.graph_cells(dataclasses.replace(row, lanes=1))
+
+
 def test_the_terminal_report_names_lines_and_reasons(report: Report) -> None:
     text = str(report)
     assert "test_explain.py:" in text
