@@ -1,8 +1,8 @@
-"""Several workloads at a time, one lane per GPU; none is timed while another compiles.
+"""Several workloads at a time, one lane per GPU named; none is timed while another compiles.
 
-A worker compiles its variants, creates ``<token>.ready`` and waits for ``<token>.go``. Meanwhile its
-lane starts the next workload. When all have compiled, they are let go, few at a time and never two on
-one GPU: compilers would slow down the Python code that is measured.
+A worker compiles its variants, creates ``<token>.ready`` and waits for ``<token>.go`` (turn.py).
+Meanwhile its lane starts the next workload. When all have compiled, they are let go, few at a time and
+never two on one GPU: compilers would slow down the Python code that is measured.
 """
 
 from __future__ import annotations
@@ -49,14 +49,6 @@ class _Job:
         """Its time is up."""
         self.is_late = True
         self.process.kill()
-
-
-def wait_for_turn(token: str) -> None:
-    """Called by a worker that has compiled: returns when it may measure times."""
-    path = pathlib.Path(token)
-    path.with_suffix(".ready").touch()
-    while not path.with_suffix(".go").exists():
-        time.sleep(_POLL_SECONDS)
 
 
 def run_lanes(

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 import pygraph
 from benchmarks import device_memory
+from benchmarks.turn import Turn
 from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
@@ -42,11 +43,11 @@ _BLOCK_SECONDS = 0.06
 def measure(
     workload: Workload,
     variants: tuple[str, ...] = VARIANTS,
-    before_timing: Callable[[], None] = lambda: None,
+    turn: Turn | None = None,
 ) -> list[Row]:
     """Measures the workload in this process. A variant that fails is left out, with a message.
 
-    before_timing: called when everything is compiled and warm.
+    turn: among others that compile for the same GPU.
     """
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -59,13 +60,13 @@ def measure(
     model_mib = device_memory.in_use_mib() - baseline
     # Entered once: a hand-made graph does not pay for it at each call either.
     with torch.set_grad_enabled(workload.mode == "training"):
-        return _measure_all(workload, variants, before_timing, module, inputs, model_mib)
+        return _measure_all(workload, variants, turn or Turn(), module, inputs, model_mib)
 
 
 def _measure_all(
     workload: Workload,
     variants: tuple[str, ...],
-    before_timing: Callable[[], None],
+    turn: Turn,
     module: torch.nn.Module,
     inputs: list[Inputs],
     model_mib: float,
@@ -75,12 +76,12 @@ def _measure_all(
     with tempfile.TemporaryDirectory() as caches:
         for name in _in_order(variants, workload):
             try:
-                with _cache_folder(caches, name):
-                    ready.append(_prepare(name, workload, module, inputs, model_mib))
+                with _cache_folder(caches, name), turn.tunes_alone():
+                    ready.append(_prepare(name, workload, module, inputs, model_mib, turn))
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
                 traceback.print_exc()
-        before_timing()
+        turn.wait_until_all_have_compiled()
         _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)
     for variant in ready:
@@ -111,27 +112,32 @@ def _prepare(
     module: torch.nn.Module,
     inputs: list[Inputs],
     model_mib: float,
+    turn: Turn,
 ) -> Variant:
     """A variant that is compiled and warm, its compile time and memory noted."""
     _give_memory_back(module)
     before = device_memory.mark()
     others = set(runtime.partitions)
-    start = time.perf_counter()
-    variant = _make(name, workload, module, inputs)
-    for i in range(_FIRST_CALLS):
-        variant.step(inputs[i % len(inputs)])
-    torch.cuda.synchronize()
+    start, waited = time.perf_counter(), turn.waited
+    with device_memory.Peak() as peak:
+        variant = _make(name, workload, module, inputs)
+        variant.step(inputs[0])
+        with turn.alone():
+            for i in range(1, _FIRST_CALLS):
+                variant.step(inputs[i % len(inputs)])
+            torch.cuda.synchronize()
     row = variant.row
-    row.compile_s = time.perf_counter() - start
-    row.compile_peak_mib = model_mib + device_memory.used_since(before)
-    for i in range(max(0, workload.warm_up - _FIRST_CALLS)):
-        variant.step(inputs[i % len(inputs)])
-    device_memory.restart()
-    start = time.perf_counter()
-    for i in range(3):
-        variant.step(inputs[i % len(inputs)])
-    row.peak_mib = model_mib + device_memory.used_since(before)
-    row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
+    row.compile_s = time.perf_counter() - start - (turn.waited - waited)
+    row.compile_peak_mib = model_mib + device_memory.used_since(before, peak)
+    with turn.alone():
+        for i in range(max(0, workload.warm_up - _FIRST_CALLS)):
+            variant.step(inputs[i % len(inputs)])
+        device_memory.restart()
+        start = time.perf_counter()
+        for i in range(3):
+            variant.step(inputs[i % len(inputs)])
+        row.peak_mib = model_mib + device_memory.used_since(before)
+        row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
     if name in SAME_CODE:
         row.compile_s = None  # found much of it compiled
     row.graphs = _states(set(runtime.partitions) - others)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -27,10 +26,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.lanes import Outcome, run_lanes, wait_for_turn
+from benchmarks.lanes import Outcome, run_lanes
 from benchmarks.measure import measure
 from benchmarks.paper import PAPER
 from benchmarks.results_table import details, markdown, page
+from benchmarks.turn import Turn
 from benchmarks.variants import ABLATION, VARIANTS
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -190,8 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if options.worker:
         workload = next(w for w in SUITES[options.suite] if w.key == options.worker)
-        turn = functools.partial(wait_for_turn, options.token) if options.token else lambda: None
-        for row in measure(workload, tuple(options.variants), turn):
+        for row in measure(workload, tuple(options.variants), Turn(options.token or "")):
             print("ROW " + json.dumps(dataclasses.asdict(row)), flush=True)
         return 0
     try:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.runtime.benchmarking import benchmarker
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
 from benchmarks import device_memory, lanes, measure, results_table, run, variants
 from benchmarks.paper import PAPER
+from benchmarks.turn import Turn
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.explanation.fake_gpu import on_fake_gpu
 
@@ -171,9 +175,60 @@ def test_memory_of_libraries_counts_and_stand_ins_do_not(monkeypatch: pytest.Mon
     assert device_memory.used_since(before) == 7
 
 
+def test_a_peak_that_has_passed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Device(monkeypatch)
+    looked = threading.Event()
+
+    def process_mib() -> float:
+        if device.in_use > 100:
+            looked.set()
+        return device.in_use
+
+    monkeypatch.setattr(device_memory, "process_mib", process_mib)
+    before = device_memory.mark()
+    with device_memory.Peak() as peak:
+        device.in_use += 50
+        assert looked.wait(10)
+        device.in_use -= 40
+    assert device_memory.used_since(before, peak) == 50
+    assert device_memory.used_since(before) == 10
+
+
+def test_one_worker_at_a_time_measures_on_a_gpu(tmp_path: Path) -> None:
+    first, second = (Turn(str(tmp_path / name)) for name in ("first", "second"))
+    seen: list[str] = []
+
+    def other() -> None:
+        with second.alone():
+            seen.append("second")
+
+    thread = threading.Thread(target=other)
+    with first.alone(), first.alone():
+        thread.start()
+        time.sleep(0.2)
+        seen.append("first")
+    thread.join(10)
+    assert seen == ["first", "second"]
+    assert first.waited < 0.1 < second.waited
+
+
+def test_a_worker_tunes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn(str(tmp_path / "worker"))
+    depths: list[int] = []
+    monkeypatch.setattr(
+        type(benchmarker),
+        "benchmark_gpu",
+        lambda self, function, **_: depths.append(turn._depth) or 1.0,
+    )
+    with turn.tunes_alone():
+        assert benchmarker.benchmark(lambda: None, device="cuda") == 1.0
+    benchmarker.benchmark(lambda: None, device="cuda")
+    assert depths == [1, 0]
+
+
 _WORKER = """
 import pathlib, sys, time
-from benchmarks.lanes import wait_for_turn
+from benchmarks.turn import Turn
 key, token, folder = sys.argv[1:]
 log = pathlib.Path(folder) / "log"
 def note(what):
@@ -186,7 +241,7 @@ if key == "broken":
 if key == "stuck":
     time.sleep(60)
 note("compiled")
-wait_for_turn(token)
+Turn(token).wait_until_all_have_compiled()
 note("starts")
 time.sleep(0.3)
 note("ends")
