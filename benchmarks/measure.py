@@ -95,12 +95,13 @@ def _measure_all(
 
 def _in_order(variants: tuple[str, ...], workload: Workload) -> list[str]:
     """The hand-made graph last, where the workload allows one: it may hold the workspace that cuBLAS
-    had on its stream, which _give_memory_back() frees."""
+    had on its stream, which give_memory_back() frees."""
     hand_made = {"hand-made graph"} & set(variants if workload.fits_one_graph else ())
     return [name for name in variants if name != "hand-made graph"] + sorted(hand_made)
 
 
-def _make(name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]) -> Variant:
+def make(name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]) -> Variant:
+    """The variant of this name, not called yet but for a hand-made graph."""
     if name == "hand-made graph":
         return HandMadeGraph(workload, module, inputs[0])
     return Variant(name, workload, module)
@@ -115,12 +116,12 @@ def _prepare(
     turn: Turn,
 ) -> Variant:
     """A variant that is compiled and warm, its compile time and memory noted."""
-    _give_memory_back(module)
+    give_memory_back(module)
     before = device_memory.mark()
     others = set(runtime.partitions)
     start, waited = time.perf_counter(), turn.waited
     with device_memory.Peak() as peak:
-        variant = _make(name, workload, module, inputs)
+        variant = make(name, workload, module, inputs)
         variant.step(inputs[0])
         with turn.alone():
             for i in range(1, _FIRST_CALLS):
@@ -149,7 +150,7 @@ def _states(partitions: set[Partition]) -> dict[str, int]:
     return dict(collections.Counter(entry.state.value for entry in entries))
 
 
-def _give_memory_back(module: torch.nn.Module) -> None:
+def give_memory_back(module: torch.nn.Module) -> None:
     """What is kept beyond the module, its inputs and earlier variants: gradients, caches."""
     module.zero_grad(set_to_none=True)
     gc.collect()

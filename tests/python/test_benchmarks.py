@@ -16,7 +16,7 @@ from torch._inductor.runtime.benchmarking import benchmarker
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import device_memory, lanes, measure, results_table, run, variants
+from benchmarks import device_memory, lanes, measure, memory_map, results_table, run, variants
 from benchmarks.paper import PAPER
 from benchmarks.turn import Turn
 from benchmarks.workloads import WORKLOADS, Workload
@@ -192,6 +192,26 @@ def test_a_peak_that_has_passed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         device.in_use -= 40
     assert device_memory.used_since(before, peak) == 50
     assert device_memory.used_since(before) == 10
+
+
+def test_a_memory_map_says_who_keeps_a_segment() -> None:
+    def frame(filename: str) -> dict[str, object]:
+        return {"filename": filename, "line": 7, "name": "f"}
+
+    kept = {
+        "size": 3 << 20,
+        "state": "active_allocated",
+        "frames": [frame("/site/torch/functional.py"), frame("/home/model.py")],
+    }
+    free = {"size": 97 << 20, "state": "inactive"}
+    own = {"total_size": 100 << 20, "allocated_size": 3 << 20, "segment_pool_id": (0, 0)}
+    small = {"total_size": 1 << 19, "allocated_size": 0, "segment_pool_id": (0, 0), "blocks": []}
+    graphs = {"total_size": 2 << 20, "allocated_size": 0, "segment_pool_id": (0, 1), "blocks": []}
+    assert memory_map.describe([small, graphs, own | {"blocks": [kept, free]}]).splitlines() == [
+        "segment of 100 MiB, 3.0 in use",
+        "         3.000 MiB  /home/model.py:7 in f",
+        "segment of 2 MiB, 0.0 in use, of a pool",
+    ]
 
 
 def test_one_worker_at_a_time_measures_on_a_gpu(tmp_path: Path) -> None:

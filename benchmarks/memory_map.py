@@ -1,0 +1,90 @@
+"""Who keeps device memory: what is alive in PyTorch's allocator after some calls of a workload.
+
+    python -m benchmarks.memory_map --suite paper MTCG-I/inference [--variants inductor pygraph]
+
+For each variant, in turn in one process, as the benchmarks run them: what its graphs keep and take,
+then each segment of 1 MiB and more, with the tensors alive in it and the line that allocated them. A
+segment of which little is in use is memory that larger tensors cannot have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import pygraph
+from benchmarks import device_memory
+from benchmarks.measure import give_memory_back, make
+from benchmarks.run import SUITES
+from benchmarks.variants import ABLATION, VARIANTS
+
+_CALLS = 24
+_MIB = 1 << 20
+_HISTORY = 100_000  # allocations remembered
+
+
+def describe(segments: Sequence[Mapping[str, Any]]) -> str:
+    """The segments of a snapshot of PyTorch's allocator as text, the largest first."""
+    lines = []
+    for segment in sorted(segments, key=lambda s: -s["total_size"]):
+        if segment["total_size"] < _MIB:
+            continue
+        used = segment["allocated_size"] / _MIB
+        pool = "" if segment["segment_pool_id"] == (0, 0) else ", of a pool"
+        lines.append(f"segment of {segment['total_size'] / _MIB:.0f} MiB, {used:.1f} in use{pool}")
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                lines.append(
+                    f"    {block['size'] / _MIB:10.3f} MiB  {_origin(block.get('frames', ()))}"
+                )
+    return "\n".join(lines)
+
+
+def _origin(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost line that asked for the memory, outside of PyTorch if there is one."""
+    own = [frame for frame in frames if "/torch/" not in frame["filename"]] or list(frames)
+    return f"{own[0]['filename']}:{own[0]['line']} in {own[0]['name']}" if own else "unknown"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Who keeps device memory")
+    parser.add_argument("--suite", choices=SUITES, default="quick")
+    parser.add_argument("--variants", nargs="+", default=["pygraph"], choices=(*VARIANTS, *ABLATION))
+    parser.add_argument("workload", help='"name/mode"')
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("memory is counted on an NVIDIA GPU", file=sys.stderr)
+        return 1
+    workload = next(w for w in SUITES[options.suite] if w.key == options.workload)
+    is_training = workload.mode == "training"
+    torch.cuda.memory._record_memory_history("state", stacks="python", max_entries=_HISTORY)
+    torch.manual_seed(0)
+    module = workload.build().cuda().train(is_training)
+    inputs = [workload.make_inputs(workload.batch) for _ in range(workload.input_sets)]
+    with torch.set_grad_enabled(is_training):
+        for name in options.variants:
+            give_memory_back(module)
+            before = device_memory.device_mib()
+            variant = make(name, workload, module, inputs)
+            for i in range(max(_CALLS, workload.warm_up)):
+                variant.step(inputs[i % len(inputs)])
+            device_memory.restart()
+            for i in range(3):
+                variant.step(inputs[i % len(inputs)])
+            after = device_memory.device_mib()
+            print(f"{workload.key}, {name}: {after - before:.0f} MiB more on the device than before")
+            for graph in pygraph.stats():
+                print(
+                    f"  {graph.name}: {graph.state}, {graph.lanes} lanes, keeps"
+                    f" {graph.workspace_bytes / _MIB:.1f} MiB, takes {graph.block_bytes / _MIB:.1f}"
+                )
+            print(describe(torch.cuda.memory._snapshot()["segments"]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
