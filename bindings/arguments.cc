@@ -244,6 +244,16 @@ std::string signature_of(PyObject* list, c10::Device device) {
   return signature;
 }
 
+bool has_transform_wrapper(PyObject* tuple) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    PyObject* argument = PyTuple_GET_ITEM(tuple, i);
+    if (!THPVariable_Check(argument)) continue;
+    const c10::DispatchKeySet keys = THPVariable_Unpack(argument).key_set();
+    if (keys.has(c10::DispatchKey::FuncTorchGradWrapper)) return true;
+  }
+  return false;
+}
+
 at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space) {
   using Content = AddressSpace::Content;
   const Content content =

@@ -56,6 +56,9 @@ struct Argument {
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
 
+// Whether one of the tuple's tensors belongs to a function transform (torch.func), alive or over.
+bool has_transform_wrapper(PyObject* tuple);
+
 // Whether the list's arguments match all of `arguments`, one by one.
 bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device);
 

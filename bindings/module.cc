@@ -183,6 +183,8 @@ PYBIND11_MODULE(_engine, m) {
   m.def("driver_version", &driver_version);
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
+  m.def("has_transform_wrapper",
+        [](const py::tuple& arguments) { return has_transform_wrapper(arguments.ptr()); });
   m.def("free_blas_workspaces", &free_blas_workspaces);
   m.add_object("as_tensor", steal(make_as_tensor()));
   m.def("signature", [](const py::list& arguments, int device) {

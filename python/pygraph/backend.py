@@ -62,7 +62,7 @@ class Backend:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
         function = _compile_with_graphs(gm, example_inputs, config)
-        call_overhead.reduce_for_modules()
+        call_overhead.reduce_for_process()
         call_overhead.reduce(gm)
         return function
 

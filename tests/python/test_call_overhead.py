@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._functorch.utils as functorch_utils
 from torch._dynamo import config, eval_frame, guards
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
@@ -152,9 +153,9 @@ def test_numbers_of_python_that_vary() -> None:
 
 def test_the_flag_of_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_frame, "_set_in_optimized_module", eval_frame._set_in_optimized_module)
-    call_overhead.reduce_for_modules()
+    call_overhead.reduce_for_process()
     assert eval_frame._set_in_optimized_module is call_overhead._InOptimizedModule
-    call_overhead.reduce_for_modules()  # once more changes nothing
+    call_overhead.reduce_for_process()  # once more changes nothing
     seen: list[bool] = []
 
     class Nested(torch.nn.Module):
@@ -170,10 +171,58 @@ def test_the_flag_of_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not eval_frame._is_in_optimized_module()
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: int) -> torch.Tensor:
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def test_what_a_transform_left_is_unwrapped_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = call_overhead._pytorchs_unwrap
+    monkeypatch.setattr(functorch_utils, "unwrap_dead_wrappers", theirs)
+    call_overhead.reduce_for_process()
+    ours = functorch_utils.unwrap_dead_wrappers
+    assert ours is not theirs
+    seen: list[torch.Tensor] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        assert ours((1, x))[1] is x  # alive: not to be unwrapped
+        return x.sum()
+
+    torch.func.grad(function)(torch.arange(3.0))
+    args = (torch.ones(2), 2, None, seen[0])
+    for a, b in zip(ours(args), theirs(args), strict=True):
+        assert type(a) is type(b)
+        assert a is b or torch.equal(a, b)
+    plain = args[:3]
+    assert ours(plain) is plain
+    assert torch.equal(_Twice.apply(seen[0], 2), 2 * torch.arange(3.0))
+    x = torch.ones(2, requires_grad=True)
+    _Twice.apply(x, 2).sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 2.0))
+
+
+def test_autograd_functions_are_traced_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = call_overhead._pytorchs_unwrap
+    monkeypatch.setattr(functorch_utils, "unwrap_dead_wrappers", theirs)
+    call_overhead.reduce_for_process()
+    torch._dynamo.reset()
+    x = torch.ones(2, requires_grad=True)
+    compiled = torch.compile(lambda x: _Twice.apply(x, 3), backend="aot_eager", fullgraph=True)
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 3.0))
+
+
 def test_an_unknown_flag_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def other() -> None:
         raise NotImplementedError
 
     monkeypatch.setattr(eval_frame, "_set_in_optimized_module", other)
-    call_overhead.reduce_for_modules()
+    call_overhead.reduce_for_process()
     assert eval_frame._set_in_optimized_module is other
