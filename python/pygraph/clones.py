@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 
-def clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+def clone_shared_storages(
+    args: Sequence[Any], positions: Sequence[int], device: torch.device | None = None
+) -> list[Any]:
     """``args`` with the tensors at ``positions``, and all that share their memory, on clones.
+
+    device: where the clones are to be; where the tensors are if None.
 
     Whole storages are cloned, so that tensors which overlap still do, at the same offsets. The list
     gives the clones away, as calls do. So no Python object may ever exist for their storages: PyTorch
@@ -20,14 +24,14 @@ def clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list
         if isinstance(args[i], torch.Tensor):
             storage = args[i].untyped_storage()
             if storage.data_ptr() not in clones:
-                clones[storage.data_ptr()] = _bytes_of(storage)
+                clones[storage.data_ptr()] = _bytes_of(storage, device or storage.device)
     result = list(args)
     for i, arg in enumerate(args):
         if not isinstance(arg, torch.Tensor):
             continue
         clone = clones.get(arg.untyped_storage().data_ptr())
         if clone is not None:
-            tensor = torch.empty(0, dtype=arg.dtype, device=arg.device)
+            tensor = torch.empty(0, dtype=arg.dtype, device=clone.device)
             layout = (arg.storage_offset(), arg.size(), arg.stride())
             tensor = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
             tensor = tensor.conj() if arg.is_conj() else tensor
@@ -35,10 +39,10 @@ def clone_shared_storages(args: Sequence[Any], positions: Sequence[int]) -> list
     return result
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A copy of all bytes, as many more as numbers of any type need."""
+def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """A copy of all bytes, and as many more as numbers of any type need."""
     count = storage.nbytes()
     original = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (count,), (1,))
-    copy = torch.empty(-(-count // 16) * 16, dtype=torch.uint8, device=storage.device)
+    copy = torch.empty(-(-count // 16) * 16, dtype=torch.uint8, device=device)
     copy[:count].copy_(original)
     return copy

@@ -1,10 +1,15 @@
 """One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
+Copies are needed of what a run overwrites: of nearly all that was saved for a backward, which a replay
+gives to its results. Where the device has no room for that twice, the originals wait in host memory
+until the call itself is made, and each run has its copies from there.
+
 What is compared with what, and what follows from it, is the subject of verify.py.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +20,8 @@ from pygraph import runtime
 from pygraph.clones import clone_shared_storages
 from pygraph.recorder import Recording
 from pygraph.selection import timed
+
+log = logging.getLogger("pygraph")
 
 ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
 
@@ -43,6 +50,11 @@ class Rehearsal:
         forms = [g for g in (recording.graph, recording.branched) if g is not None]
         self._overwritten = sorted(mutated.union(*(form.donated for form in forms)))
         self._visible = sorted(mutated - recording.given_away)
+        # What nobody else holds; to be asked before Python has looked at the storages (clones.py).
+        groups = runtime.engine().given_away(args) if recording.given_away else []
+        self._may_wait = [i for group in groups for i in group.positions]
+        self._waiting: list[int] = []  # in host memory
+        self._device: torch.device | None = None  # that they are to come back to
         self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
@@ -75,6 +87,9 @@ class Rehearsal:
         """The call: its outputs, and all its results. After this the inputs are gone."""
         self.graph.release_workspace()  # not to be held beside what the call allocates
         self._set_offsets()
+        if self._device is not None:
+            self._move(self._device)
+            self._waiting = []
         kept = {i: self._args[i] for i in self._visible}
         outputs = list(self._function(self._args))
         return outputs, self._results(outputs, kept)
@@ -114,7 +129,28 @@ class Rehearsal:
         return results if wanted is None else [results[i] for i in wanted]
 
     def _clones(self) -> list[Any]:
-        return clone_shared_storages(self._args, self._overwritten)
+        """The arguments of one run."""
+        try:
+            return clone_shared_storages(self._args, self._overwritten, self._device)
+        except torch.OutOfMemoryError:
+            if self._waiting:
+                raise
+        self._park()
+        return clone_shared_storages(self._args, self._overwritten, self._device)
+
+    def _park(self) -> None:
+        """Moves to host memory what is overwritten and held by nobody else."""
+        self._waiting = sorted(set(self._may_wait).intersection(self._overwritten))
+        if self._waiting:
+            self._device = self._args[self._waiting[0]].device
+            self._move(torch.device("cpu"))
+            log.info("no room for copies: %d inputs wait in host memory", len(self._waiting))
+
+    def _move(self, device: torch.device) -> None:
+        """Moves what waits, and what shares its memory."""
+        moved = clone_shared_storages(self._args, self._waiting, device)
+        for i in self._may_wait:
+            self._args[i] = moved[i]
 
     def _results(
         self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
-from pygraph import runtime
+from pygraph import rehearsal, runtime
+from pygraph.clones import clone_shared_storages
 
 from .support import assert_same, captured, compiled, randn, uncaptured
 
@@ -78,6 +80,35 @@ def test_gradients_take_the_place_of_saved_tensors() -> None:
     assert graph.donated_replays >= 4  # type: ignore[attr-defined]
     assert "takes the place of input" in graph.link_map()  # type: ignore[attr-defined]
     assert graph.to_dot().startswith("digraph")  # type: ignore[attr-defined]
+
+
+def test_a_backward_is_verified_where_the_gpu_has_no_room_for_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was saved waits in host memory, and its memory is free meanwhile."""
+    allocated: list[int] = []
+
+    def clone(
+        args: list[object], positions: list[int], device: torch.device | None = None
+    ) -> list[object]:
+        if positions and device is None:
+            raise torch.OutOfMemoryError("no room")
+        if positions:
+            torch.cuda.synchronize()
+            allocated.append(torch.cuda.memory_allocated())
+        return clone_shared_storages(args, positions, device)
+
+    module = Wide().cuda()
+    inputs = [randn(1024, 1024) for _ in range(6)]
+    model = compiled(module)
+    with uncaptured():
+        expected = _gradients(model, module, inputs)
+    monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
+    assert_same(_gradients(model, module, inputs), expected)
+    (graph,) = _backward_graphs()
+    assert graph.donated_replays >= 4  # type: ignore[attr-defined]
+    to_the_host, back, *_ = allocated
+    assert back <= to_the_host - (8 << 20)
 
 
 def test_small_gradients_lie_side_by_side_in_a_large_saved_tensor() -> None:

@@ -34,3 +34,12 @@ def test_clones_lie_as_their_originals_do(dtype: torch.dtype) -> None:
     clones[0].zero_()
     assert base[6] != 0
     assert clones[2].reshape(-1)[0] == 0, "the two still overlap"
+
+
+def test_clones_may_be_elsewhere() -> None:
+    base = torch.arange(15.0)
+    args = [base[1:7], base[2:], torch.ones(3)]
+    clones = clone_shared_storages(args, [0], torch.device("meta"))
+    assert [clone.device.type for clone in clones] == ["meta", "meta", "cpu"]
+    assert [clone.storage_offset() for clone in clones] == [1, 2, 0]
+    assert clones[2] is args[2]
