@@ -98,53 +98,65 @@ class Rehearsal:
         self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
     ) -> list[torch.Tensor]:
         """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
-        args = self._clones()
-        self._set_offsets()
-        kept = {i: args[i] for i in self._visible}
-        load(2 * self._host_seconds)
-        start = time.perf_counter()
-        outputs = self._function(args)
-        self._host_seconds = time.perf_counter() - start
-        results = self._results(outputs, kept)
-        return [results[i] for i in wanted]
+
+        def run() -> list[torch.Tensor]:
+            args = self._clones()
+            self._set_offsets()
+            kept = {i: args[i] for i in self._visible}
+            load(2 * self._host_seconds)
+            start = time.perf_counter()
+            outputs = self._function(args)
+            self._host_seconds = time.perf_counter() - start
+            results = self._results(outputs, kept)
+            return [results[i] for i in wanted]
+
+        return self._with_room(run)
 
     def _replay(
         self, poison: int, wanted: Sequence[int] | None = None, gives_away: bool = True
     ) -> list[torch.Tensor]:
         """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
         calls do. Raises VerificationError."""
-        args = self._clones()
-        self._set_offsets()
-        try:
-            self._pair.poison()
-            outputs = list(self.graph.replay(args, gives_away, poison))
-        except runtime.engine().DriverError as error:
-            raise VerificationError(f"the graph cannot be launched: {error}") from error
-        torch.cuda.current_stream().synchronize()
-        if not self._pair.untouched():
-            raise VerificationError(
-                "verification failed: the graph writes to memory it was recorded with"
-            )
-        results = self._results(outputs, args)
-        return results if wanted is None else [results[i] for i in wanted]
+
+        def run() -> list[torch.Tensor]:
+            args = self._clones()
+            self._set_offsets()
+            try:
+                self._pair.poison()
+                outputs = list(self.graph.replay(args, gives_away, poison))
+            except runtime.engine().DriverError as error:
+                raise VerificationError(f"the graph cannot be launched: {error}") from error
+            torch.cuda.current_stream().synchronize()
+            if not self._pair.untouched():
+                raise VerificationError(
+                    "verification failed: the graph writes to memory it was recorded with"
+                )
+            results = self._results(outputs, args)
+            return results if wanted is None else [results[i] for i in wanted]
+
+        return self._with_room(run)
 
     def _clones(self) -> list[Any]:
         """The arguments of one run."""
-        try:
-            return clone_shared_storages(self._args, self._overwritten, self._device)
-        except torch.OutOfMemoryError:
-            if self._waiting:
-                raise
-        self._park()
         return clone_shared_storages(self._args, self._overwritten, self._device)
 
-    def _park(self) -> None:
-        """Moves to host memory what is overwritten and held by nobody else."""
+    def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The run's results; where memory is short, of another one from inputs in host memory."""
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            if self._waiting or not self._park():
+                raise
+        return run()  # the error, which holds what the first one had, is gone
+
+    def _park(self) -> bool:
+        """Moves to host memory what is overwritten and held by nobody else; whether that is any."""
         self._waiting = sorted(set(self._may_wait).intersection(self._overwritten))
         if self._waiting:
             self._device = self._args[self._waiting[0]].device
             self._move(torch.device("cpu"))
             log.info("no room for copies: %d inputs wait in host memory", len(self._waiting))
+        return bool(self._waiting)
 
     def _move(self, device: torch.device) -> None:
         """Moves what waits, and what shares its memory."""

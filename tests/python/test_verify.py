@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import compare, distance, rehearsal, runtime, verify
-from pygraph.clones import clone_shared_storages
+from pygraph import compare, distance, runtime, verify
 from pygraph.recorder import Recording
-
-from .stand_ins import Graph
 
 Results = list[torch.Tensor]
 
@@ -375,48 +372,3 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
     assert "memory it was recorded with" in _look(_Wrong(0, 0), [], pair).failure
-
-
-class _Greedy(Graph):
-    """A graph whose result takes the memory of its input, as a backward's do."""
-
-    donated = (0,)
-
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        return [args[0].add_(1) if gives_away else args[0] + 1]
-
-
-@pytest.mark.usefixtures("stream")
-@pytest.mark.parametrize("suspects", [[], [0]])
-@pytest.mark.parametrize("held", [False, True])
-def test_where_no_copies_fit_inputs_wait_in_host_memory(
-    monkeypatch: pytest.MonkeyPatch, suspects: list[int], held: bool
-) -> None:
-    """What somebody else holds cannot be moved; then the call is uncaptured."""
-    moves: list[torch.device] = []
-
-    def clone(
-        args: list[torch.Tensor], positions: list[int], device: torch.device | None = None
-    ) -> list[torch.Tensor]:
-        if device is None:
-            raise torch.OutOfMemoryError("no room")
-        moves.append(device)
-        return clone_shared_storages(args, positions, device)
-
-    monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
-    group = SimpleNamespace(positions=[0])
-    monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [] if held else [group])
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    recording = Recording(_Greedy(), pair, [], given_away=frozenset({0}))
-    args = [torch.ones(4)]
-    run = verify.Run(lambda args: [args[0] + 1], args, recording, frozenset())
-    result = run.closer_look(suspects) if suspects else run.first_look()
-    assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
-    if held:
-        assert result.failure == "out of memory while verifying"
-        assert moves == []
-    else:
-        assert result.failure == "" and not result.suspects
-        assert len(moves) >= 4  # to the host, back for each replay, and for the call

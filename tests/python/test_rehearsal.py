@@ -1,0 +1,74 @@
+"""Runs on copies of a call's inputs, where there is little memory for them; on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pygraph import rehearsal, runtime, verify
+from pygraph.clones import clone_shared_storages
+from pygraph.recorder import Recording
+
+from .stand_ins import Graph
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake)
+    monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
+    monkeypatch.setattr(verify, "disturb", lambda seconds: None)
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+
+
+class _Greedy(Graph):
+    """A graph whose result takes the memory of its input, as a backward's do."""
+
+    donated = (0,)
+    is_short_of_memory = False
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        if self.is_short_of_memory:
+            self.is_short_of_memory = False
+            raise torch.OutOfMemoryError("no room")
+        return [args[0].add_(1) if gives_away else args[0] + 1]
+
+
+@pytest.mark.parametrize("suspects", [[], [0]])
+@pytest.mark.parametrize("step", ["copies", "replay"])
+@pytest.mark.parametrize("held", [False, True])
+def test_where_memory_is_short_inputs_wait_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, suspects: list[int], step: str, held: bool
+) -> None:
+    """What somebody else holds cannot be moved; then the call is uncaptured."""
+    moves: list[torch.device] = []
+
+    def clone(
+        args: list[torch.Tensor], positions: list[int], device: torch.device | None = None
+    ) -> list[torch.Tensor]:
+        if device is not None:
+            moves.append(device)
+        elif step == "copies":
+            raise torch.OutOfMemoryError("no room")
+        return clone_shared_storages(args, positions, device)
+
+    monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
+    group = SimpleNamespace(positions=[0])
+    monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [] if held else [group])
+    graph = _Greedy()
+    graph.is_short_of_memory = step == "replay"
+    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+    recording = Recording(graph, pair, [], given_away=frozenset({0}))
+    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
+    result = run.closer_look(suspects) if suspects else run.first_look()
+    assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
+    if held:
+        assert result.failure == "out of memory while verifying"
+        assert moves == []
+    else:
+        assert result.failure == "" and not result.suspects
+        assert len(moves) >= 4  # to the host, back for each run, and for the call
