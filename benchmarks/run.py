@@ -151,6 +151,16 @@ def longest_first(due: Sequence[Workload], document: dict[str, Any]) -> list[Wor
     return sorted(due, key=lambda w: -seconds.get((w.name, w.mode), math.inf))
 
 
+def parts(due: Sequence[Workload], document: dict[str, Any], most: int) -> list[list[Workload]]:
+    """At most so many workloads at a time; in each part about as much memory, as last measured."""
+    mib: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for row in document["rows"]:
+        mib[row["workload"], row["mode"]] += row["peak_mib"] or 0
+    by_memory = sorted(due, key=lambda w: -mib[w.name, w.mode])
+    count = math.ceil(len(by_memory) / most)
+    return [by_memory[i::count] for i in range(count)]
+
+
 def _run_on_several(
     options: argparse.Namespace, due: Sequence[Workload], keep: Callable[[Workload, Outcome], None]
 ) -> None:
@@ -175,6 +185,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=(*VARIANTS, *ABLATION))
     parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
     parser.add_argument("--gpus", nargs="+", metavar="N", help="spread the workloads over these GPUs")
+    parser.add_argument("--together", type=int, metavar="N", help="with --gpus: time after every N")
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured")
     parser.add_argument("--html", action="store_true", help="write figures and a page (matplotlib)")
     parser.add_argument("--out", type=pathlib.Path, default=_FOLDER, help="folder for results")
@@ -224,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.advance(task)
 
         if options.gpus:
-            _run_on_several(options, longest_first(due, document), keep)
+            for part in parts(due, document, options.together or max(1, len(due))):
+                _run_on_several(options, longest_first(part, document), keep)
         for workload in [] if options.gpus else due:
             progress.update(task, description=workload.key)
             command = _command(options.suite, workload, options.variants)

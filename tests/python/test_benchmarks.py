@@ -194,6 +194,18 @@ def test_a_peak_that_has_passed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_memory.used_since(before) == 10
 
 
+def test_workloads_wait_for_each_other_in_parts_of_equal_memory() -> None:
+    sizes = {"XLNET-T": 18000, "DR-I": 20000, "BSCG": 13000, "EOS": 300, "TKE": 600}
+    due = [workload for workload in PAPER if workload.name in sizes]
+    rows = [
+        {"workload": w.name, "mode": w.mode, "peak_mib": sizes[w.name]} for w in due if w.name != "EOS"
+    ]
+    names = [[w.name for w in part] for part in run.parts(due, {"rows": rows}, 3)]
+    assert names == [["DR-I", "BSCG", "EOS"], ["XLNET-T", "TKE"]]
+    assert run.parts([], {"rows": rows}, 3) == []
+    assert len(run.parts(PAPER, {"rows": []}, 25)) == 1
+
+
 def test_a_memory_map_says_who_keeps_a_segment() -> None:
     def frame(filename: str) -> dict[str, object]:
         return {"filename": filename, "line": 7, "name": "f"}
