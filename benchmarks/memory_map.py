@@ -68,15 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with torch.set_grad_enabled(is_training):
         for name in options.variants:
             give_memory_back(module)
-            before = device_memory.device_mib()
+            before = device_memory.mark()
             variant = make(name, workload, module, inputs)
             for i in range(max(_CALLS, workload.warm_up)):
                 variant.step(inputs[i % len(inputs)])
             device_memory.restart()
             for i in range(3):
                 variant.step(inputs[i % len(inputs)])
-            after = device_memory.device_mib()
-            print(f"{workload.key}, {name}: {after - before:.0f} MiB more on the device than before")
+            print(f"{workload.key}, {name}: {device_memory.used_since(before):.0f} MiB")
+            after = device_memory.mark()
+            for when, mark in (("before", before), ("after", after)):
+                print(
+                    f"  {when}: {mark.device:.0f} MiB on the device, {mark.reserved:.0f} PyTorch's,"
+                    f" {mark.allocated:.0f} in use, {mark.kept:.0f} free and kept"
+                )
             for graph in pygraph.stats():
                 print(
                     f"  {graph.name}: {graph.state}, {graph.lanes} lanes, keeps"
