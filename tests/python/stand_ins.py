@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, verify
 from pygraph.entry import PartitionInfo
 
 INFO = PartitionInfo(
@@ -41,3 +44,12 @@ class Graph:
         if not self._launches:
             raise runtime.engine().DriverError("graph_launch failed")
         return [args[0] + 1]
+
+
+def verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets runs be verified on CPU tensors, without a stream to wait for or to load."""
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
+    monkeypatch.setattr(verify, "disturb", lambda seconds: None)
+    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))

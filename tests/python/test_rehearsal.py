@@ -11,16 +11,12 @@ from pygraph import rehearsal, runtime, verify
 from pygraph.clones import clone_shared_storages
 from pygraph.recorder import Recording
 
-from .stand_ins import Graph
+from .stand_ins import Graph, verify_on_the_cpu
 
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake)
-    monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
-    monkeypatch.setattr(verify, "disturb", lambda seconds: None)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    verify_on_the_cpu(monkeypatch)
 
 
 class _Greedy(Graph):

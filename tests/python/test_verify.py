@@ -11,6 +11,8 @@ import torch
 from pygraph import compare, distance, runtime, verify
 from pygraph.recorder import Recording
 
+from .stand_ins import verify_on_the_cpu
+
 Results = list[torch.Tensor]
 
 
@@ -259,11 +261,7 @@ class _Refusing:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake)
-    monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
-    monkeypatch.setattr(verify, "disturb", lambda seconds: None)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    verify_on_the_cpu(monkeypatch)
 
 
 def _look(graph: Any, suspects: list[int], pair: Any = None) -> verify.Verification:
