@@ -47,7 +47,10 @@ def mark() -> Mark:
 
 
 class Peak:
-    """The most that was in use while this context was entered, looked at every few milliseconds."""
+    """The most that was in use while this context was entered, looked at every few milliseconds.
+
+    Where NVML does not say: what was in use at its end.
+    """
 
     def __init__(self) -> None:
         self.mib = 0.0

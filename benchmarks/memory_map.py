@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("memory is counted on an NVIDIA GPU", file=sys.stderr)
         return 1
-    workload = next(w for w in SUITES[options.suite] if w.key == options.workload)
+    workloads = {workload.key: workload for workload in SUITES[options.suite]}
+    if options.workload not in workloads:
+        parser.error(f"suite {options.suite!r} has no {options.workload!r}, but {', '.join(workloads)}")
+    workload = workloads[options.workload]
     is_training = workload.mode == "training"
     torch.cuda.memory._record_memory_history("state", stacks="python", max_entries=_HISTORY)
     torch.manual_seed(0)

@@ -27,8 +27,8 @@ class _ProcessInfo(ctypes.Structure):
 def process_mib() -> float | None:
     """Memory of the current device that this process has taken, in MiB, its context included.
 
-    None where NVML does not say, as in a container that hides the process's number. 0.1 ms. Does not
-    wait for the device, nor for Python's lock. Thread-safe.
+    None where NVML does not say, as in a container that hides the process's number. Takes some 0.1 ms
+    and does not wait for the device. Thread-safe.
     """
     found = _library_and_device()
     if found is None:

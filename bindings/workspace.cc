@@ -1,42 +1,10 @@
 #include "workspace.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <map>
 
 namespace pygraph {
-namespace {
-
-constexpr uint64_t kMuch = 32 << 20;  // bytes, held for nothing
-
-// How much more the driver has handed out in one piece than the `bytes` at this address; 0 where it
-// does not say.
-uint64_t rest_of_segment(const void* memory, uint64_t bytes) {
-  abi::DevicePointer base = 0;
-  size_t size = 0;
-  const auto address = reinterpret_cast<abi::DevicePointer>(memory);
-  const bool is_known =
-      cuda_driver().memory_get_address_range(&base, &size, address) == abi::kSuccess;
-  return is_known && size > bytes ? size - bytes : 0;
-}
-
-// Memory that stays for long must not be cut from a large free piece that the allocator keeps: all
-// of that piece could not be given back for as long, and the next tensor of its size needs another.
-c10::DataPtr allocate_apart(uint64_t bytes) {
-  c10::DeviceAllocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
-  c10::DataPtr memory = allocator->allocate(bytes);
-  if (rest_of_segment(memory.get(), bytes) < kMuch) return memory;
-  memory.clear();
-  try {
-    allocator->emptyCache();
-  } catch (const c10::Error&) {
-    // Another thread captures.
-  }
-  return allocator->allocate(bytes);
-}
-
-}  // namespace
 
 Workspace& Workspace::of_device(int device) {
   static std::mutex mutex;
@@ -60,12 +28,13 @@ void Workspace::resize(uint64_t bytes) {
   capacity_ = 0;
   launched_ = false;
   if (bytes == 0) return;
+  c10::Allocator* allocator = c10::GetAllocator(c10::kCUDA);
   try {
-    memory_ = allocate_apart(bytes);
+    memory_ = allocator->allocate(bytes);
     capacity_ = bytes;
   } catch (...) {
     if (before > 0 && before < bytes) {
-      memory_ = allocate_apart(before);
+      memory_ = allocator->allocate(before);
       capacity_ = before;
     }
     throw;
