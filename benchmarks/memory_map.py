@@ -3,13 +3,14 @@
     python -m benchmarks.memory_map --suite paper MTCG-I/inference [--variants inductor pygraph]
 
 For each variant, in turn in one process, as the benchmarks run them: what its graphs keep and take,
-then each segment of 1 MiB and more, with the tensors alive in it and the line that allocated them. A
+then each segment of 1 MiB and more, with the memory alive in it by the line that allocated it. A
 segment of which little is in use is memory that larger tensors cannot have.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,11 +37,12 @@ def describe(segments: Sequence[Mapping[str, Any]]) -> str:
         used = segment["allocated_size"] / _MIB
         pool = "" if segment["segment_pool_id"] == (0, 0) else ", of a pool"
         lines.append(f"segment of {segment['total_size'] / _MIB:.0f} MiB, {used:.1f} in use{pool}")
+        origins = collections.Counter[str]()
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                lines.append(
-                    f"    {block['size'] / _MIB:10.3f} MiB  {_origin(block.get('frames', ()))}"
-                )
+                origins[_origin(block.get("frames", ()))] += block["size"]
+        for origin, size in origins.most_common():
+            lines.append(f"    {size / _MIB:10.3f} MiB  {origin}")
     return "\n".join(lines)
 
 

@@ -78,6 +78,11 @@ void CapturedGraph::release_workspace() noexcept {
   reserved_ = 0;
 }
 
+void CapturedGraph::settle_workspace() {
+  reserve_workspace(workspace_needed(!donations_.empty()));
+  workspace_.settle();
+}
+
 void CapturedGraph::plan_donations() {
   for (uint32_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].kind == ArgumentKind::kTensor) slot_arguments_.push_back(i);

@@ -38,6 +38,8 @@ class CapturedGraph {
 
   // Gives its room in the device's workspace back; the next replay takes what it needs.
   void release_workspace() noexcept;
+  // The graph is to stay: takes its room, and lets the workspace settle. Throws as replay() does.
+  void settle_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver

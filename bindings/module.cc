@@ -61,6 +61,7 @@ void bind_captured_graph(py::module_& m) {
           },
           py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1)
       .def("release_workspace", &CapturedGraph::release_workspace)
+      .def("settle_workspace", &CapturedGraph::settle_workspace)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
       .def_property_readonly("replays",

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
@@ -38,6 +40,12 @@ class Workspace {
   void reserve(uint64_t bytes);
   void release(uint64_t bytes) noexcept;
 
+  // Moves the memory, which is to stay, to where it does not hold what else is free. PyTorch's
+  // allocator cuts a request from the smallest free piece that is large enough, and can give a
+  // piece back, or use it for a tensor of its size, only when all of it is free. Throws as
+  // reserve() does. Thread-safe.
+  void settle();
+
   uint64_t capacity() const { return capacity_; }
 
   // For the launch of a graph: hold the lock, then call enter(), bind, launch.
@@ -48,12 +56,17 @@ class Workspace {
 
  private:
   void resize(uint64_t bytes);
+  void free_memory();
+  void allocate(uint64_t bytes);
+  void allocate_apart(uint64_t bytes);
 
   const int device_;
   std::mutex mutex_;
   std::multiset<uint64_t> reservations_;
   c10::DataPtr memory_;
   uint64_t capacity_ = 0;
+  bool settled_ = false;
+  std::optional<c10::Stream> apart_;  // never runs anything
   CUstream last_stream_ = nullptr;
   bool launched_ = false;
   Event event_;

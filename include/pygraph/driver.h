@@ -89,6 +89,8 @@ namespace pygraph {
   X(memory_allocate, "cuMemAlloc", 3020, abi::DevicePointer*, size_t)                             \
   X(memory_free, "cuMemFree", 3020, abi::DevicePointer)                                           \
   X(memory_get_info, "cuMemGetInfo", 3020, size_t*, size_t*)                                      \
+  X(memory_get_address_range, "cuMemGetAddressRange", 3020, abi::DevicePointer*, size_t*,         \
+    abi::DevicePointer)                                                                           \
   X(memory_allocate_host, "cuMemHostAlloc", 2020, void**, size_t, unsigned)                       \
   X(copy_to_device, "cuMemcpyHtoD", 3020, abi::DevicePointer, const void*, size_t)                \
   X(copy_to_host, "cuMemcpyDtoH", 3020, void*, abi::DevicePointer, size_t)                        \

@@ -7,8 +7,11 @@ on copies of a call's inputs (see rehearsal.py), and branches are used where the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
+
+log = logging.getLogger("pygraph")
 
 _LEAST_GAIN = 0.02  # of the time
 _ROUNDS = 5
@@ -24,6 +27,7 @@ def is_worth_its_memory(chain: Any, branched: Any) -> bool:
     """
     before = chain.workspace_bytes + chain.block_bytes
     after = branched.workspace_bytes + branched.block_bytes
+    log.info("memory of a graph, in bytes: %d, with branches %d", before, after)
     return bool(after <= before + max(_MORE_MEMORY, before // 8))
 
 
@@ -37,4 +41,5 @@ def is_faster(chain: Callable[[], float], branched: Callable[[], float]) -> bool
         best_branched = min(best_branched, branched())
         if done >= 2 and best_branched > best_chain:
             break
+    log.info("time of a graph, in seconds: %.3g, with branches %.3g", best_chain, best_branched)
     return best_branched < (1 - _LEAST_GAIN) * best_chain

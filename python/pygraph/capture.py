@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pygraph import gpu_memory, recorder, runtime, verify
+from pygraph import recorder, runtime, verify
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
@@ -55,11 +55,7 @@ def attempt(
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
-        donated = recording.graph.donated
-        at_stake = recording.graph.output_bytes + sum(args[i].nbytes for i in donated)
-        gpu_memory.give_back(after=at_stake)
         result = verify.verify(run, pending.suspects if pending else ())
-        gpu_memory.give_back(after=at_stake)
         taken = result.executable_bytes + (pending.executable_bytes if pending else 0)
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))

@@ -12,7 +12,7 @@ from pygraph.distance import Distance, agree, distance, with_outliers
 from pygraph.fingerprint import as_integers, fingerprint
 
 # Tensors beyond this are compared by fingerprint, which takes no memory.
-LARGE_BYTES = 1 << 26
+LARGE_BYTES = 1 << 22
 # How far outside the spread of uncaptured runs a replay may lie, as they are only samples.
 _SPREAD_FACTOR = 2.0
 # By how much, of its norm, a result may differ where the order of additions is left to chance. A

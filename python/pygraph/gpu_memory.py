@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 
 from pygraph import runtime
 
 # Bytes that a graph works with, from which on it is worth a pause.
-_MUCH = 1 << 28
+_MUCH = 1 << 25
 
 
 def give_back(after: int) -> None:
@@ -34,3 +35,10 @@ def free_library_workspaces() -> None:
     thread that calls cuBLAS. Graphs have a workspace of their own. Whoever needs one later gets one
     again."""
     runtime.engine().free_blas_workspaces()
+
+
+def settle(graph: Any) -> None:
+    """Lets the workspace of a graph that is to stay take its place. Never raises: where there is no
+    room, or PyTorch refuses, the next replay asks for it."""
+    with contextlib.suppress(RuntimeError):
+        graph.settle_workspace()

@@ -1,8 +1,8 @@
 """One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
 Copies are needed of what a run overwrites: of nearly all that was saved for a backward, which a replay
-gives to its results. Where the device has no room for that twice, the originals wait in host memory
-until the call itself is made, and each run has its copies from there.
+gives to its results. Where that is little, or the device has no room for it twice, the originals wait
+in host memory until the call itself is made, and each run has its copies from there.
 
 What is compared with what, and what follows from it, is the subject of verify.py.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import gpu_memory, runtime
 from pygraph.clones import clone_shared_storages
 from pygraph.recorder import Recording
 from pygraph.selection import timed
@@ -24,6 +24,9 @@ from pygraph.selection import timed
 log = logging.getLogger("pygraph")
 
 ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
+
+# Bytes that always wait in host memory: 0.1 s per copy.
+_LITTLE = 1 << 28
 
 
 class VerificationError(RuntimeError):
@@ -53,8 +56,12 @@ class Rehearsal:
         # What nobody else holds; to be asked before Python has looked at the storages (clones.py).
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
-        self._waiting: list[int] = []  # in host memory
+        self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
+        self._is_little = sum(args[i].nbytes for i in self._movable) <= _LITTLE
+        self._waiting: list[int] = []  # in host memory: none or all that is movable
         self._device: torch.device | None = None  # that they are to come back to
+        donated = sum(args[i].nbytes for i in recording.graph.donated)
+        self._at_stake = recording.graph.output_bytes + donated  # bytes that a run works with
         self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
@@ -63,6 +70,10 @@ class Rehearsal:
     def graph(self) -> Any:
         """The form of the graph that is to be used, as far as is known."""
         return self._recording.graph
+
+    def give_memory_back(self) -> None:
+        """Runs take pieces of different sizes, with and without donated memory."""
+        gpu_memory.give_back(after=self._at_stake)
 
     @property
     def _layouts(self) -> tuple[bool, ...]:
@@ -86,6 +97,7 @@ class Rehearsal:
     def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
         """The call: its outputs, and all its results. After this the inputs are gone."""
         self.graph.release_workspace()  # not to be held beside what the call allocates
+        self.give_memory_back()
         self._set_offsets()
         if self._device is not None:
             self._move(self._device)
@@ -142,21 +154,25 @@ class Rehearsal:
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """The run's results; where memory is short, of another one from inputs in host memory."""
+        if self._is_little:
+            self._park()
+        self.give_memory_back()
         try:
             return run()
         except torch.OutOfMemoryError:
-            if self._waiting or not self._park():
+            if not self._park():
                 raise
         return run()  # the error, which holds what the first one had, is gone
 
     def _park(self) -> bool:
-        """Moves to host memory what is overwritten and held by nobody else; whether that is any."""
-        self._waiting = sorted(set(self._may_wait).intersection(self._overwritten))
-        if self._waiting:
-            self._device = self._args[self._waiting[0]].device
-            self._move(torch.device("cpu"))
-            log.info("no room for copies: %d inputs wait in host memory", len(self._waiting))
-        return bool(self._waiting)
+        """Moves to host memory what is overwritten and held by nobody else; whether that helps."""
+        if self._waiting or not self._movable:
+            return False
+        self._device = self._args[self._movable[0]].device
+        self._waiting = self._movable
+        self._move(torch.device("cpu"))
+        log.info("%d inputs wait in host memory", len(self._waiting))
+        return True
 
     def _move(self, device: torch.device) -> None:
         """Moves what waits, and what shares its memory."""

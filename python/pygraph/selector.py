@@ -55,6 +55,7 @@ class Selector:
             self._start_trial(entry)
         else:
             self._clean_up(entry)
+            gpu_memory.settle(entry.graph)
             self._keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
@@ -141,6 +142,7 @@ class Selector:
         else:
             self._graphs_in_a_row += 1
             entry.state = State.CAPTURED
+            gpu_memory.settle(entry.graph)
             if self._partition.entries.get(key) is entry:  # not reset meanwhile
                 self._keep(entry)
 

@@ -40,6 +40,16 @@ abi::Result memory_get_info(size_t* free, size_t* total) {
   return abi::kSuccess;
 }
 
+abi::Result memory_get_address_range(abi::DevicePointer* base, size_t* size,
+                                     abi::DevicePointer address) {
+  const auto& memory = current_state()->memory;
+  if (!is_inside(memory, address)) return abi::kNotFound;
+  const auto range = std::prev(memory.upper_bound(address));
+  *base = range->first;
+  *size = range->second;
+  return abi::kSuccess;
+}
+
 abi::Result memory_allocate_host(void** memory, size_t size, unsigned /*flags*/) {
   *memory = std::malloc(size);
   return *memory == nullptr ? abi::kOutOfMemory : abi::kSuccess;

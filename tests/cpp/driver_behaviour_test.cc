@@ -47,6 +47,18 @@ TEST_F(DriverBehaviour, BothParameterFormsReadAsTheSameBytes) {
   EXPECT_EQ(recording.nodes[0].image, recording.nodes[1].image);
 }
 
+TEST_F(DriverBehaviour, AnAddressTellsItsAllocation) {
+  abi::DevicePointer memory = 0;
+  PYGRAPH_CHECK(driver, memory_allocate(&memory, 8 << 20));
+  abi::DevicePointer base = 0;
+  size_t size = 0;
+  PYGRAPH_CHECK(driver, memory_get_address_range(&base, &size, memory + 4096));
+  EXPECT_EQ(base, memory);
+  EXPECT_EQ(size, 8 << 20);
+  PYGRAPH_CHECK(driver, memory_free(memory));
+  EXPECT_NE(driver.memory_get_address_range(&base, &size, memory + 4096), abi::kSuccess);
+}
+
 TEST_F(DriverBehaviour, EndingACaptureThatWasNotBegunFails) {
   CUgraph raw = nullptr;
   EXPECT_EQ(driver.stream_end_capture(stream.get(), &raw), abi::kIllegalState);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,21 @@ def test_a_users_own_graph_around_the_call() -> None:
     graph.replay()
     torch.cuda.synchronize()
     torch.testing.assert_close(result, torch.relu(x @ x))
+
+
+@pytest.mark.parametrize("mib", [4, 16])
+def test_a_workspace_does_not_hold_a_large_free_piece(mib: int) -> None:
+    """What large tensors have left is the next ones', or can be given back."""
+    model = compiled(lambda x: x[:400] + x.cumsum(0).cumsum(1).sum())
+    x = randn(1 << 10, mib << 8)
+    for _ in range(4):
+        torch.cuda.empty_cache()
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        _warm(model, x, calls=1)
+    assert len(captured()) == 1 and captured()[0].workspace_bytes >= x.nbytes
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 1 << 29
 
 
 def test_a_users_own_graph_keeps_the_workspace_it_was_warmed_up_with() -> None:

@@ -38,6 +38,9 @@ class Graph:
     def release_workspace(self) -> None:
         pass
 
+    def settle_workspace(self) -> None:
+        pass
+
     def replay(
         self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
     ) -> list[torch.Tensor]:

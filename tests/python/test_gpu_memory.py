@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -20,3 +22,10 @@ def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.M
     assert calls == []
     gpu_memory.give_back(after=1 << 30)
     assert calls == [1]
+
+
+def test_a_workspace_that_finds_no_place_is_no_error() -> None:
+    def refuse() -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    gpu_memory.settle(SimpleNamespace(settle_workspace=refuse))

@@ -41,6 +41,10 @@ class _Graph:
     workspace_bytes = 100
     output_bytes = block_bytes = 0
     error: Exception | None = None
+    settled = 0
+
+    def settle_workspace(self) -> None:
+        self.settled += 1
 
     def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
         if self.error is not None:
@@ -121,6 +125,7 @@ def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: _World) -> No
     _try_to_the_end(subject, entry)
     assert entry.state is State.CAPTURED
     assert partition.kept == [(entry.graph, selector._CALLS_PER_LOOK)]
+    assert entry.graph.settled == 1
     assert world.disk["key"].selected == REPLAYED
     assert world.workspaces_freed == 1  # of the uncaptured calls, after the trial
 
