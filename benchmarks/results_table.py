@@ -145,8 +145,18 @@ def _caption(document: dict[str, Any]) -> str:
     return (
         f"{machine['gpu']}, driver {machine['driver']}, PyTorch {machine['torch']}, "
         f"commit {document['commit']}, {machine['date']}. Microseconds per call "
-        "(latency with a synchronize per call), then device memory in MiB."
+        f"(latency with a synchronize per call), then device memory in MiB.{_earlier(document)}"
     )
+
+
+def _earlier(document: dict[str, Any]) -> str:
+    """Says which rows were kept from runs at other commits; nothing where all are of one."""
+    labels: dict[str, list[str]] = {}
+    for group in groups_of(document):
+        commit = group.rows["pygraph"].get("commit", document["commit"])
+        labels.setdefault(commit, []).append(group.label)
+    labels.pop(document["commit"], None)
+    return "".join(f" From commit {commit}: {'; '.join(names)}." for commit, names in labels.items())
 
 
 def _cells(group: Group) -> list[str]:

@@ -55,7 +55,6 @@ class Selector:
             self._start_trial(entry)
         else:
             self._clean_up(entry)
-            gpu_memory.settle(entry.graph)
             self._keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
@@ -135,25 +134,26 @@ class Selector:
         log.info(
             "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
         )
-        self._clean_up(entry)
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
             entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
         else:
             self._graphs_in_a_row += 1
             entry.state = State.CAPTURED
-            gpu_memory.settle(entry.graph)
+            self._clean_up(entry)
             if self._partition.entries.get(key) is entry:  # not reset meanwhile
                 self._keep(entry)
 
     def _clean_up(self, entry: Entry) -> None:
-        """Frees what compilation, verification and uncaptured calls have left."""
+        """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
+        program that goes on uncaptured would take the same pieces again.)"""
         gpu_memory.free_library_workspaces()
         if self._has_cleaned_up:  # later shapes come while the program is under way
             gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
         else:
             gpu_memory.give_back_all()
             self._has_cleaned_up = True
+        gpu_memory.settle(entry.graph)
 
     def _decide_anew(self, key: bytes, entry: Entry) -> None:
         partition = self._partition

@@ -64,7 +64,6 @@ def verify(run: Run, suspects: Sequence[int] = ()) -> Verification:
     run.graph.release_workspace()
     gpu_memory.free_library_workspaces()
     forget()
-    run.give_memory_back()
     result.executable_bytes = max(0, _foreign_bytes() - before)
     return result
 

@@ -226,3 +226,19 @@ def test_further_shapes_need_no_trial_after_graphs_have_won(monkeypatch: pytest.
     x = torch.randn(40, 64, device="cuda")
     torch.testing.assert_close(_calls(model, x, 3), module(x))
     assert "measuring" not in {graph.state for graph in pygraph.stats()}
+
+
+def test_a_trial_needs_the_memory_of_one_result() -> None:
+    """What a call needs besides comes from other pieces of memory than its result's last one."""
+    model = torch.compile(lambda x: x.cumsum(0).repeat(8, 1) + 1, backend="pygraph")
+    x = torch.randn(1 << 12, 1 << 12, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    taken = []
+    with torch.no_grad():
+        for _ in range(_TRIAL):
+            model(x)
+            taken.append(torch.cuda.memory_reserved())
+    (graph,) = pygraph.stats()
+    assert graph.state in ("captured", "not selected") and graph.timings
+    assert max(taken) - before < 1.5 * 8 * x.nbytes

@@ -342,6 +342,16 @@ def test_the_table_has_a_line_per_workload() -> None:
     assert "1.60" in line
 
 
+def test_the_table_says_which_rows_are_from_another_commit() -> None:
+    document = _document()
+    assert "From commit" not in results_table.markdown(document)
+    for row in document["rows"]:
+        if row["workload"] == "ST":
+            row["commit"] = "old"
+    caption = results_table.markdown(document).splitlines()[0]
+    assert caption.endswith("in MiB. From commit old: ST.")
+
+
 def test_the_details_tell_copies_graphs_and_the_distance_to_the_floor() -> None:
     eos, st = results_table.details(_document()).splitlines()[2:]
     assert "| 1.00 | 1.00 | 2 | 0 | 0 | 0.50 | 0.80 |" in eos

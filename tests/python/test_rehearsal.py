@@ -70,3 +70,25 @@ def test_where_memory_is_short_inputs_wait_on_the_host(
     else:
         assert result.failure == "" and not result.suspects
         assert len(moves) >= 4  # to the host, back for each run, and for the call
+
+
+@pytest.mark.parametrize("suspects", [[], [0]])
+def test_the_calls_own_pieces_stay_for_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, suspects: list[int]
+) -> None:
+    """Memory is given back between runs and before the call, not once its results exist: a later call
+    would take its temporary memory from the piece that the results have left."""
+    events: list[str] = []
+    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: events.append("give back"))
+    monkeypatch.setattr(rehearsal.gpu_memory, "free_library_workspaces", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1)
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        events.append("run")
+        return [args[0] + 1]
+
+    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+    run = verify.Run(function, [torch.ones(4)], Recording(Graph(), pair, []), frozenset())
+    assert verify.verify(run, suspects).failure == ""
+    assert events[0] == events[-2] == "give back" and events[-1] == "run"
