@@ -122,8 +122,11 @@ class Run(Rehearsal):
             self._recording.graph = branched
             for gives_away in self._layouts * _BRANCHED_RUNS:
                 found = fingerprints(self._replay(ONES, gives_away=gives_away))
-                if not steady or any(found[i] != expected[i] for i in steady):
-                    raise VerificationError("branches changed a result")
+                changed = [i for i in steady if found[i] != expected[i]]
+                if changed or not steady:
+                    raise VerificationError(
+                        f"branches changed {len(changed)} of {len(steady)} steady results"
+                    )
             if not branches.is_faster(self._timer(chain), self._timer(branched)):
                 self._recording.graph = chain
         except Exception as error:  # the chain may be right all the same
