@@ -1,8 +1,8 @@
 """One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
 Copies are needed of what a run overwrites: of nearly all that was saved for a backward, which a replay
-gives to its results. Where that is little, or the device has no room for it twice, the originals wait
-in host memory until the call itself is made, and each run has its copies from there.
+gives to its results. Where the device has no room for that twice, the originals wait in host memory
+until the call itself is made, and each run has its copies from there.
 
 What is compared with what, and what follows from it, is the subject of verify.py.
 """
@@ -24,9 +24,6 @@ from pygraph.selection import timed
 log = logging.getLogger("pygraph")
 
 ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
-
-# Bytes that always wait in host memory: 0.1 s per copy.
-_LITTLE = 1 << 28
 
 
 class VerificationError(RuntimeError):
@@ -57,7 +54,6 @@ class Rehearsal:
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
         self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
-        self._is_little = sum(args[i].nbytes for i in self._movable) <= _LITTLE
         self._waiting: list[int] = []  # in host memory: none or all that is movable
         self._device: torch.device | None = None  # that they are to come back to
         donated = sum(args[i].nbytes for i in recording.graph.donated)
@@ -71,7 +67,7 @@ class Rehearsal:
         """The form of the graph that is to be used, as far as is known."""
         return self._recording.graph
 
-    def give_memory_back(self) -> None:
+    def _give_memory_back(self) -> None:
         """Runs take pieces of different sizes, with and without donated memory."""
         gpu_memory.give_back(after=self._at_stake)
 
@@ -97,7 +93,7 @@ class Rehearsal:
     def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
         """The call: its outputs, and all its results. After this the inputs are gone."""
         self.graph.release_workspace()  # not to be held beside what the call allocates
-        self.give_memory_back()
+        self._give_memory_back()
         self._set_offsets()
         if self._device is not None:
             self._move(self._device)
@@ -154,9 +150,7 @@ class Rehearsal:
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """The run's results; where memory is short, of another one from inputs in host memory."""
-        if self._is_little:
-            self._park()
-        self.give_memory_back()
+        self._give_memory_back()
         try:
             return run()
         except torch.OutOfMemoryError:
