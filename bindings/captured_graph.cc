@@ -144,7 +144,7 @@ bool CapturedGraph::gives_away(PyObject* arguments, Py_ssize_t holders) const {
 }
 
 void CapturedGraph::reserve_workspace(uint64_t bytes) {
-  if (bytes <= reserved_) return;
+  if (bytes <= reserved_ && bytes <= workspace_.capacity()) return;
   workspace_.reserve(bytes);
   if (reserved_ > 0) workspace_.release(reserved_);
   reserved_ = bytes;

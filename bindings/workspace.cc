@@ -122,7 +122,7 @@ void Workspace::release(uint64_t bytes) noexcept {
     if (needed < capacity_) resize(needed);
   } catch (const std::exception&) {
     // A smaller block could not be had or the driver is going away. Graphs that find too little
-    // room run uncaptured.
+    // room ask for it again.
     launched_ = false;
   }
 }

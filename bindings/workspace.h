@@ -8,6 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,7 @@ class Workspace {
   // reserve() does. Thread-safe.
   void settle();
 
+  // Less than was reserved where memory that moved could not be had again. Thread-safe.
   uint64_t capacity() const { return capacity_; }
 
   // For the launch of a graph: hold the lock, then call enter(), bind, launch.
@@ -64,7 +66,7 @@ class Workspace {
   std::mutex mutex_;
   std::multiset<uint64_t> reservations_;
   c10::DataPtr memory_;
-  uint64_t capacity_ = 0;
+  std::atomic<uint64_t> capacity_ = 0;
   bool settled_ = false;
   std::optional<c10::Stream> apart_;  // never runs anything
   CUstream last_stream_ = nullptr;
