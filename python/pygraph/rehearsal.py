@@ -121,16 +121,21 @@ class Rehearsal:
         return self._with_room(run)
 
     def _replay(
-        self, poison: int, wanted: Sequence[int] | None = None, gives_away: bool = True
+        self,
+        poison: int,
+        wanted: Sequence[int] | None = None,
+        gives_away: bool = True,
+        load: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:
         """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
-        calls do. Raises VerificationError."""
+        calls do, and with other work. Raises VerificationError."""
 
         def run() -> list[torch.Tensor]:
             args = self._clones()
             self._set_offsets()
             try:
                 self._pair.poison()
+                load()
                 outputs = list(self.graph.replay(args, gives_away, poison))
             except runtime.engine().DriverError as error:
                 raise VerificationError(f"the graph cannot be launched: {error}") from error

@@ -140,6 +140,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=int))
     monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
     monkeypatch.setattr(verify.Run, "_timer", lambda self, form: lambda: form.seconds)
+    monkeypatch.setattr(verify, "disturb", lambda seconds: _Atomic.disturb())
 
 
 def _first_look(
@@ -179,6 +180,33 @@ def test_results_that_are_left_to_chance_say_nothing_of_branches(gpu: None) -> N
     for addend, is_kept in ((1, True), (2, False)):
         chain, branched = _Chancy(1, 1.0), _Chancy(addend, 0.5)
         _, recording = _first_look(chain, branched, uncaptured=_Chancy(1, 1.0))
+        assert recording.graph is (branched if is_kept else chain)
+
+
+class _Atomic(_Form):
+    """Of two results one is added up in another order beside other work, or beside other kernels of
+    the graph."""
+
+    is_disturbed = False
+
+    @classmethod
+    def disturb(cls) -> None:
+        cls.is_disturbed = True
+
+    def replay(
+        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
+    ) -> list[torch.Tensor]:
+        super().replay(args, gives_away, poison)
+        order = self._addend if not _Atomic.is_disturbed else 10
+        _Atomic.is_disturbed = False
+        return [torch.tensor([order]), torch.tensor([self._addend % 10])]
+
+
+def test_what_differs_in_a_chain_beside_other_work_may_differ_with_branches(gpu: None) -> None:
+    for addend, is_kept in ((11, True), (12, False)):
+        chain, branched = _Atomic(1, 1.0), _Atomic(addend, 0.5)
+        result, recording = _first_look(chain, branched, uncaptured=_Atomic(1, 1.0))
+        assert not result.failure
         assert recording.graph is (branched if is_kept else chain)
 
 
