@@ -14,9 +14,8 @@ namespace pygraph {
 namespace {
 
 // Operators whose kernels find all that they access in their parameters. Overloads and variants
-// with another schema are told apart by it. Convolutions are not among them: beside each other,
-// DenseNet's have once given another result.
-constexpr std::array<std::string_view, 15> kListed = {
+// with another schema are told apart by it.
+constexpr std::array<std::string_view, 17> kListed = {
     "aten::mm",
     "aten::addmm",
     "aten::_addmm_activation",
@@ -24,6 +23,8 @@ constexpr std::array<std::string_view, 15> kListed = {
     "aten::baddbmm",
     "aten::_int_mm",
     "aten::_scaled_mm",
+    "aten::convolution",
+    "aten::convolution_backward",
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_backward",
     "aten::_scaled_dot_product_efficient_attention",
@@ -63,8 +64,7 @@ Range storage_of(const at::Tensor& tensor) {
 
 void declare_operator(Recording& recording, RecordedOperator op, uint32_t number) {
   for (const Allocation& allocation : recording.allocations) {
-    const bool is_scratch =
-        std::ranges::find(recording.scratch, allocation.address) != recording.scratch.end();
+    const bool is_scratch = recording.is_scratch(allocation.address, allocation.last);
     const bool is_made_here = op.first <= allocation.first && allocation.first <= op.last;
     if (is_scratch || is_made_here) op.writes.push_back({allocation.address, allocation.size});
   }

@@ -194,6 +194,10 @@ bool Node::may_access(uint32_t offset) const {
          std::ranges::find(writes, offset) != writes.end();
 }
 
+bool Recording::is_scratch(uint64_t address, uint32_t last) const {
+  return last == Allocation::kNever && std::ranges::find(scratch, address) != scratch.end();
+}
+
 void AllocationLog::allocate(uint64_t address, uint64_t size, uint32_t node_count) {
   allocations_.push_back({address, size, node_count, Allocation::kNever});
 }

@@ -1,15 +1,9 @@
 #include "scratch.h"
 
-#include <algorithm>
 #include <map>
 
 namespace pygraph {
 namespace {
-
-bool is_scratch(const Recording& recording, const Symbol& symbol) {
-  return symbol.kind == SymbolKind::kInternal &&
-         std::ranges::find(recording.scratch, symbol.address_b) != recording.scratch.end();
-}
 
 void split(LinkedGraph& linked, uint32_t index) {
   std::map<uint32_t, uint32_t> parts;  // symbols, by operator
@@ -39,7 +33,10 @@ void split(LinkedGraph& linked, uint32_t index) {
 void split_scratch(LinkedGraph& linked) {
   const auto count = static_cast<uint32_t>(linked.symbols.size());
   for (uint32_t i = 0; i < count; ++i) {
-    if (is_scratch(linked.recording, linked.symbols[i])) split(linked, i);
+    const Symbol& symbol = linked.symbols[i];
+    const bool is_scratch = symbol.kind == SymbolKind::kInternal &&
+                            linked.recording.is_scratch(symbol.address_b, symbol.last);
+    if (is_scratch) split(linked, i);
   }
 }
 

@@ -110,9 +110,12 @@ struct Recording {
   std::vector<uint64_t> outputs;  // by slot: an address inside the allocation that backs it
   std::vector<RandomState> random;
   // Addresses of allocations that libraries use as scratch memory: what one operator leaves there
-  // no other one reads.
+  // no other one reads. They are alive at the end; others may have had the address before them.
   std::vector<uint64_t> scratch;
   Range address_space;  // all stand-in addresses of this recording lie here
+
+  // Whether the allocation at this address, freed where `last` says, is scratch memory.
+  bool is_scratch(uint64_t address, uint32_t last) const;
 };
 
 // Reads nodes and edges of `graph`, child graphs included. Throws NotRelocatable for a kind of node

@@ -185,6 +185,13 @@ TEST(Scratch, OtherMemoryIsNotSplit) {
   EXPECT_FALSE(branches_of(linked));
 }
 
+TEST(Scratch, WhatHadTheAddressBeforeIsNotSplit) {
+  LinkedGraph linked = with_scratch();
+  linked.symbols[1].last = 4;  // freed while recording; scratch memory is not
+  split_scratch(linked);
+  EXPECT_FALSE(branches_of(linked));
+}
+
 // Nodes 0, 2, 4 are one branch, 1, 3, 5 another: what a branch is done with serves it again.
 TEST(Interference, MemoryIsReusedWithinABranchButNotAcross) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 1}, {4, 2}, {5, 3}, {6, 4}});

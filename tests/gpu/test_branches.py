@@ -62,11 +62,25 @@ def test_everything_is_known_of_kernels_of_the_compiler_and_of_matrix_products(a
     assert graph.declared == graph.nodes
 
 
-def test_convolutions_keep_their_place(always: None) -> None:
+def test_convolutions_run_beside_each_other(always: None) -> None:
     branch = nn.ModuleList(nn.Sequential(nn.Conv2d(16, 16, 3), nn.Tanh()) for _ in range(4)).cuda()
     _check(lambda x: sum(f(x).mean() for f in branch), randn(2, 16, 32, 32))
+    (graph,) = _graphs()
+    assert graph.lanes >= 3 and graph.declared == graph.nodes
+
+
+def test_what_libraries_get_later_is_no_scratch_memory_before(always: None) -> None:
+    """cuBLAS's workspace takes the place of a convolution's input that is not needed any more."""
+    left, right = (nn.Conv2d(channels, 16, 3, stride=4).cuda() for channels in (6, 5))
+    weight = randn(16, 16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        means = [f(y).mean((2, 3)) for f, y in ((left, x.cos()), (right, x[:, :5].sin()))]
+        return (means[0] @ weight) * (means[1] @ weight)
+
+    _check(function, randn(64, 6, 192, 192))
     (row,) = captured()
-    assert row.lanes == 1
+    assert row.lanes > 1
 
 
 def test_two_towers_share_no_memory_while_they_run(always: None) -> None:

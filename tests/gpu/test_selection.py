@@ -236,9 +236,10 @@ def test_a_trial_needs_the_memory_of_one_result() -> None:
     before = torch.cuda.memory_reserved()
     taken = []
     with torch.no_grad():
-        for _ in range(_TRIAL):
+        while len(taken) < _TRIAL or "measuring" in {graph.state for graph in pygraph.stats()}:
             model(x)
             taken.append(torch.cuda.memory_reserved())
+            assert len(taken) < 10 * _TRIAL
     (graph,) = pygraph.stats()
     assert graph.state in ("captured", "not selected") and graph.timings
     assert max(taken) - before < 1.5 * 8 * x.nbytes
