@@ -10,7 +10,7 @@ import torch
 from pygraph import runtime
 
 # Bytes that a graph works with, from which on it is worth a pause.
-_MUCH = 1 << 25
+MUCH = 1 << 25
 
 
 def give_back(after: int) -> None:
@@ -19,7 +19,7 @@ def give_back(after: int) -> None:
     Kept pieces of other sizes would add up to twice the memory that any phase needs. Never raises:
     PyTorch may refuse it while another thread captures.
     """
-    if after > _MUCH:
+    if after > MUCH:
         give_back_all()
 
 

@@ -1,7 +1,7 @@
 """One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
-Copies are needed of what a run overwrites: of nearly all that was saved for a backward, which a replay
-gives to its results. Where the device has no room for that twice, the originals wait in host memory
+Copies are needed of what a run overwrites: of much that was saved for a backward, which a replay gives
+to its results. So that the device need not have room for that twice, the originals wait in host memory
 until the call itself is made, and each run has its copies from there.
 
 What is compared with what, and what follows from it, is the subject of verify.py.
@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from pygraph import gpu_memory, runtime
+from pygraph import gpu_memory, host_memory, runtime
 from pygraph.clones import clone_shared_storages
+from pygraph.fingerprint import forget
 from pygraph.recorder import Recording
 from pygraph.selection import timed
 
@@ -54,6 +55,7 @@ class Rehearsal:
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
         self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
+        self._movable_bytes = sum(args[i].nbytes for i in self._movable)
         self._waiting: list[int] = []  # in host memory: none or all that is movable
         self._device: torch.device | None = None  # that they are to come back to
         donated = sum(args[i].nbytes for i in recording.graph.donated)
@@ -69,6 +71,7 @@ class Rehearsal:
 
     def _give_memory_back(self) -> None:
         """Runs take pieces of different sizes, with and without donated memory."""
+        forget()  # it lies in a piece that a run has left, which could not be given back
         gpu_memory.give_back(after=self._at_stake)
 
     @property
@@ -78,6 +81,7 @@ class Rehearsal:
 
     def _timer(self, form: Any) -> Callable[[], float]:
         """Makes one replay on clones; returns the seconds that the GPU took."""
+        self._give_memory_back()
 
         def replay() -> float:
             args = self._clones()
@@ -140,6 +144,8 @@ class Rehearsal:
             except runtime.engine().DriverError as error:
                 raise VerificationError(f"the graph cannot be launched: {error}") from error
             torch.cuda.current_stream().synchronize()
+            if not gives_away:
+                self.graph.release_workspace()  # it has room for what was not given away
             if not self._pair.untouched():
                 raise VerificationError(
                     "verification failed: the graph writes to memory it was recorded with"
@@ -154,7 +160,9 @@ class Rehearsal:
         return clone_shared_storages(self._args, self._overwritten, self._device)
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """The run's results; where memory is short, of another one from inputs in host memory."""
+        """The run's results; of inputs in host memory where they are large, or memory is short."""
+        if self._movable_bytes > gpu_memory.MUCH:
+            self._park()
         self._give_memory_back()
         try:
             return run()
@@ -165,7 +173,7 @@ class Rehearsal:
 
     def _park(self) -> bool:
         """Moves to host memory what is overwritten and held by nobody else; whether that helps."""
-        if self._waiting or not self._movable:
+        if self._waiting or not self._movable or not host_memory.has_room(self._movable_bytes):
             return False
         self._device = self._args[self._movable[0]].device
         self._waiting = self._movable

@@ -30,7 +30,6 @@ class Watch:
             return frozenset()
         positions = list(after)
         changed = torch.stack([after[i] != self._before[i] for i in positions]).tolist()
-        forget()
         return frozenset(i for i, is_changed in zip(positions, changed, strict=True) if is_changed)
 
     def draws(self) -> bool:
@@ -38,8 +37,10 @@ class Watch:
         return bool(self._generator.get_offset() != self._offset)
 
     def _fingerprints(self) -> dict[int, torch.Tensor]:
-        return {
+        found = {
             i: fingerprint(arg)
             for i, arg in enumerate(self.args)
             if isinstance(arg, torch.Tensor) and arg.is_cuda
         }
+        forget()  # the call finds the memory as it was
+        return found

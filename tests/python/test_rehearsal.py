@@ -71,6 +71,50 @@ def test_where_memory_is_short_inputs_wait_on_the_host(
 
 
 @pytest.mark.parametrize("suspects", [[], [0]])
+@pytest.mark.parametrize("has_room", [False, True])
+def test_much_that_is_overwritten_waits_on_the_host_if_that_has_room(
+    monkeypatch: pytest.MonkeyPatch, suspects: list[int], has_room: bool
+) -> None:
+    clones: list[torch.device | None] = []
+
+    def clone(
+        args: list[torch.Tensor], positions: list[int], device: torch.device | None = None
+    ) -> list[torch.Tensor]:
+        clones.append(device)
+        return clone_shared_storages(args, positions, device)
+
+    monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
+    monkeypatch.setattr(rehearsal.gpu_memory, "MUCH", 8)
+    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: None)
+    monkeypatch.setattr(rehearsal.host_memory, "has_room", lambda wanted: wanted == 16 and has_room)
+    group = SimpleNamespace(positions=[0])
+    monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [group])
+    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+    recording = Recording(_Greedy(), pair, [], given_away=frozenset({0}))
+    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
+    result = run.closer_look(suspects) if suspects else run.first_look()
+    assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
+    assert result.failure == "" and not result.suspects
+    assert (None in clones) is not has_room  # copies beside the originals
+    assert (len(clones) >= 4 and None not in clones) is has_room
+
+
+def test_what_fingerprints_keep_goes_before_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lies in a piece that a run has left."""
+    events: list[str] = []
+    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: events.append("give back"))
+    monkeypatch.setattr(rehearsal, "forget", lambda: events.append("forget"))
+    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
+    recording = Recording(Graph(), pair, [])
+    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
+    run.first_look()
+    run._timer(Graph())
+    assert events == ["forget", "give back"] * 3  # before the replay, the call, and timed replays
+
+
+@pytest.mark.parametrize("suspects", [[], [0]])
 def test_the_calls_own_pieces_stay_for_the_next_call(
     monkeypatch: pytest.MonkeyPatch, suspects: list[int]
 ) -> None:
