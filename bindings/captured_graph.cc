@@ -262,6 +262,9 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   const c10::OptionalDeviceGuard guard(device_);
   Launch launch;
   launch.donated = gives_away(arguments, holders);
+  if (poison < 0 && !donations_.empty() && !launch.donated) {
+    throw NotGivenAway("somebody holds an argument whose memory the graph was to use");
+  }
   launch.stream = torch_cuda::current_stream(device_.index());
   launch.poison = poison;
   launch.addresses.reserve(executable_.slot_count());

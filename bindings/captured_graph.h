@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,13 @@ namespace pygraph {
 struct RandomSource {
   static constexpr int kDefaultGenerator = -1;
   int argument = kDefaultGenerator;
+};
+
+// Somebody holds an argument whose memory the graph was to use. What it does without that memory
+// has not been verified, so such a call goes uncaptured.
+class NotGivenAway : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 class CapturedGraph {
@@ -43,11 +51,12 @@ class CapturedGraph {
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver
-  // refuses, c10::Error if the outputs cannot be allocated; nothing was launched then.
+  // refuses, NotGivenAway, c10::Error if the outputs cannot be allocated; nothing was launched then.
   // `holders`: how many of the call's own lists hold the arguments; an argument with no other
   // reference is given away, and may be left without memory (see donation.h). 0: none is.
   // `poison`: a byte that fills fresh outputs first, for verification, and internal memory is
-  // filled with ones; -1 for none.
+  // filled with ones; -1 for none. Only with poison may arguments be kept that the graph would use
+  // the memory of: it uses other memory then.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
   const LinkedGraph& linked() const { return executable_.linked(); }

@@ -39,13 +39,19 @@ Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device de
   return nullptr;
 }
 
-// The outputs; or null, with a Python error set, or without one if the call must go uncaptured.
-PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holders) {
+std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* arguments,
+                                              Py_ssize_t holders) {
   try {
-    return graph.replay(arguments, holders);
+    PyObject* outputs = graph.replay(arguments, holders);
+    return {outputs, outputs != nullptr ? ReplayStatus::kReplayed : ReplayStatus::kError};
   } catch (const DriverError& error) {
     graph.failure = error.what();
-    if (error.sticky()) PyErr_SetString(PyExc_RuntimeError, error.what());
+    if (error.sticky()) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+      return {nullptr, ReplayStatus::kError};
+    }
+  } catch (const NotGivenAway&) {
+    return {nullptr, ReplayStatus::kNoMatch};
   } catch (const WorkspaceBusy&) {
     // This call only.
   } catch (const c10::OutOfMemoryError&) {
@@ -53,7 +59,7 @@ PyObject* try_replay(CapturedGraph& graph, PyObject* arguments, Py_ssize_t holde
   } catch (const std::exception& error) {
     graph.failure = error.what();
   }
-  return nullptr;
+  return {nullptr, ReplayStatus::kUncaptured};
 }
 
 size_t hash_of(std::string_view signature) {
@@ -170,10 +176,7 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
     if (!graph->failure.empty()) return {nullptr, ReplayStatus::kUncaptured};
-    PyObject* outputs = try_replay(*graph, arguments, holders);
-    if (outputs != nullptr) return {outputs, ReplayStatus::kReplayed};
-    const bool failed = PyErr_Occurred() != nullptr;
-    return {nullptr, failed ? ReplayStatus::kError : ReplayStatus::kUncaptured};
+    return try_replay(*graph, arguments, holders);
   }
   if (Decided* decided = find(*callable.without_graph, arguments, device)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};

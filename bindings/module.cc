@@ -181,6 +181,7 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_exception<WorkspaceBusy>(m, "WorkspaceBusy", PyExc_RuntimeError);
+  py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });

@@ -14,6 +14,9 @@ class DriverError(RuntimeError):
 class WorkspaceBusy(RuntimeError):
     """A replay would have to wait for a stream that is being captured; later ones may succeed."""
 
+class NotGivenAway(RuntimeError):
+    """Somebody holds an argument whose memory a graph was to use; such a call goes uncaptured."""
+
 class CapturedGraph:
     """A compiled function for one signature, as an executable graph."""
 

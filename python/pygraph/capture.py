@@ -42,15 +42,21 @@ def attempt(
     info: PartitionInfo,
     options: Options,
     effects: SideEffects,
+    takes_memory: bool,
     pending: Pending | None,
 ) -> Attempt:
     """Records ``function`` on ``args`` and makes the call, by ``uncaptured`` or by the graph.
 
+    takes_memory: whether the graph may use that of arguments which the call gives away.
     pending: of an earlier attempt. Its recording is taken instead of a new one, because only that one
     is known to be right in everything but the suspects. Raises only what ``uncaptured`` raises.
     """
     try:
-        recording = pending.recording if pending else _record(function, args, info, options, effects)
+        recording = (
+            pending.recording
+            if pending
+            else _record(function, args, info, options, effects, takes_memory)
+        )
     except Exception as error:  # any failure of a recording leaves the program uncaptured
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
     if options.verify:
@@ -65,7 +71,7 @@ def attempt(
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(uncaptured(args), failure=reason)
     try:
-        return Attempt(recording.graph.replay(args, False), recording.graph)
+        return Attempt(recording.graph.replay(args, True), recording.graph)
     except RuntimeError as error:  # nothing was launched
         return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
 
@@ -76,14 +82,16 @@ def _record(
     info: PartitionInfo,
     options: Options,
     effects: SideEffects,
+    takes_memory: bool,
 ) -> recorder.Recording:
+    can_take = info.is_backward and takes_memory
     recording = recorder.record(
         function,
         args,
         info.device,
         draws=effects.draws,
         sharing=None if info.is_backward else info.saved,
-        given_away=runtime.engine().given_away(args) if info.is_backward else [],
+        given_away=runtime.engine().given_away(args) if can_take else [],
         capacity=options.record_capacity_gib << 30,
         lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
     )

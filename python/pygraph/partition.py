@@ -41,6 +41,9 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
+# After so many calls that keep what a graph uses the memory of, and as many as it was replayed in, it
+# is recorded anew.
+_KEEPING_CALLS = 8
 
 
 class Partition:
@@ -102,6 +105,8 @@ class Partition:
             return self._first_call(key, args)
         if modes:
             return self.uncaptured(args)
+        if entry.graph is not None and not _gives_away(args, entry.graph.donated):
+            return self._call_that_keeps(key, entry, args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
         if entry.state is State.UNCAPTURED:
@@ -111,6 +116,15 @@ class Partition:
             if entry.state is State.UNCAPTURED:
                 return self._capture(entry, args)
         return self._selector.look(key, entry, args)
+
+    def _call_that_keeps(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """Somebody holds what the graph uses the memory of: this call is uncaptured. Where such calls
+        are no exception, the signature gets a graph that leaves that memory alone."""
+        entry.calls_that_keep += 1
+        if entry.calls_that_keep >= max(_KEEPING_CALLS, entry.graph.replays):
+            runtime.engine().remove_graph(self.callable, entry.graph)
+            self.entries[key] = Entry(takes_memory=False)
+        return self.uncaptured(args)
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
         lengths = lengths_of(args)
@@ -200,6 +214,7 @@ class Partition:
                 result = capture.attempt(
                     *(self._function, self.uncaptured, args, self.info, self._options),
                     self._effects,
+                    entry.takes_memory,
                     entry.pending,
                 )
         finally:
@@ -247,3 +262,11 @@ class Partition:
             for i, arg in enumerate(args)
             if isinstance(arg, torch.Tensor) and arg.is_cuda and i not in static
         )
+
+
+def _gives_away(args: list[Any], positions: Sequence[int]) -> bool:
+    """Whether nobody but the call holds the arguments at these positions."""
+    if not positions:
+        return True
+    groups = runtime.engine().given_away(args)
+    return {i for tensors in groups for i in tensors.positions}.issuperset(positions)

@@ -74,11 +74,6 @@ class Rehearsal:
         forget()  # it lies in a piece that a run has left, which could not be given back
         gpu_memory.give_back(after=self._at_stake)
 
-    @property
-    def _layouts(self) -> tuple[bool, ...]:
-        """Of replays: whether the call gives away what the graph can use. Calls may come in both."""
-        return (True, False) if self.graph.donated else (True,)
-
     def _timer(self, form: Any) -> Callable[[], float]:
         """Makes one replay on clones; returns the seconds that the GPU took."""
         self._give_memory_back()

@@ -122,7 +122,11 @@ class Selector:
                 outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
                 args.clear()
                 return outputs, sample
-            except (torch.OutOfMemoryError, runtime.engine().WorkspaceBusy):
+            except (
+                torch.OutOfMemoryError,
+                runtime.engine().WorkspaceBusy,
+                runtime.engine().NotGivenAway,
+            ):
                 pass  # this call only: uncaptured, the same request may free caches or raise
             except RuntimeError as error:  # nothing was launched
                 self._partition.refuse(entry, recorder.describe_failure(error))

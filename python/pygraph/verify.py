@@ -4,7 +4,7 @@ The graph is replayed on the call's inputs, those that get overwritten as clones
 uncaptured on the inputs themselves, the generators set back, which is the call's result. Outputs and
 written inputs must be bitwise equal. Meanwhile everything an unrelocated address could reach is
 poisoned: stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the
-verification too.
+verification too. A graph that uses the memory of inputs is verified, and used, in that form only.
 
 Where a graph's kernels can run beside each other, a second form of it is looked at in the same way; it
 takes the first one's place if its results are the same, each time, and it is faster (branches.py).
@@ -80,18 +80,18 @@ class Run(Rehearsal):
     """One verification of a graph, which makes the call it was prepared for."""
 
     def first_look(self) -> Verification:
-        """One replay in each layout, then the call itself."""
-        seen: list[Sequence[Any]] = []
+        """One replay, then the call itself."""
+        seen: Sequence[Any] = ()
         failure = ""
         in_bits = self.graph.output_bytes <= LARGE_BYTES
         try:
-            for gives_away in self._layouts:
-                results = self._replay(ONES, gives_away=gives_away)
-                seen.append(results if in_bits else fingerprints(results))
-                del results
+            replayed = self._replay(ONES)
+            bits = fingerprints(replayed)
+            seen = replayed if in_bits else bits
+            del replayed
             branched, self._recording.branched = self._recording.branched, None
             if branched is not None:
-                self._choose_form(branched, fingerprints(seen[0]) if in_bits else seen[0])
+                self._choose_form(branched, bits)
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -100,13 +100,8 @@ class Run(Rehearsal):
         try:
             expected: Sequence[Any] = results if in_bits else fingerprints(results)
             is_same = same_bits if in_bits else eq
-            suspects = {
-                i
-                for replay in seen
-                for i, (a, b) in enumerate(zip(replay, expected, strict=True))
-                if not is_same(a, b)
-            }
-            return Verification(outputs, suspects=sorted(suspects))
+            pairs = enumerate(zip(seen, expected, strict=True))
+            return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
         except Exception as error:
             return Verification(outputs, _describe(error))
 
@@ -122,8 +117,8 @@ class Run(Rehearsal):
             by_chance = self._differing(expected)
             self._recording.graph = branched
             changed = set[int]()
-            for gives_away in self._layouts * _BRANCHED_RUNS:
-                changed |= self._differing(expected, gives_away)
+            for _ in range(_BRANCHED_RUNS):
+                changed |= self._differing(expected)
             if not changed <= by_chance:
                 self._recording.graph = chain
                 for _ in range(_DISTURBED_RUNS):
@@ -143,15 +138,9 @@ class Run(Rehearsal):
         finally:
             (chain if self.graph is branched else branched).release_workspace()
 
-    def _differing(
-        self,
-        expected: Sequence[int],
-        gives_away: bool | None = None,
-        load: Callable[[], None] = lambda: None,
-    ) -> set[int]:
-        """Results of one more replay that have other fingerprints; by default in the first layout."""
-        layout = self._layouts[0] if gives_away is None else gives_away
-        found = fingerprints(self._replay(ONES, gives_away=layout, load=load))
+    def _differing(self, expected: Sequence[int], load: Callable[[], None] = lambda: None) -> set[int]:
+        """Results of one more replay that have other fingerprints."""
+        found = fingerprints(self._replay(ONES, load=load))
         return {i for i, value in enumerate(expected) if found[i] != value}
 
     def closer_look(self, suspects: Sequence[int]) -> Verification:
@@ -160,6 +149,8 @@ class Run(Rehearsal):
         mismatches: Sequence[Mismatch] = []
         try:
             mismatches = self._compare(suspects)
+            if mismatches and self.graph.donated:
+                mismatches = self._compare(suspects, gives_away=False)
         except Exception as error:
             failure = _describe(error)
         outputs, results = self._call()
@@ -173,9 +164,10 @@ class Run(Rehearsal):
             )
         return Verification(outputs, failure)
 
-    def _compare(self, suspects: Sequence[int]) -> list[Mismatch]:
-        # An output in donated memory is not poisoned, so these two leave the call's memory as it is.
-        ones, zeros = (self._replay(poison, suspects, gives_away=False) for poison in (ONES, ZEROS))
+    def _compare(self, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
+        """gives_away: whether the two replays that show what no kernel writes use donated memory. What
+        is in such memory cannot be poisoned, so they show less; but they need less memory, too."""
+        ones, zeros = (self._replay(poison, suspects, gives_away) for poison in (ONES, ZEROS))
         comparison = Comparison(ones, zeros)
         for _ in range(_FEW_RUNS):
             comparison.add_run(self._run(suspects))
@@ -192,12 +184,9 @@ class Run(Rehearsal):
         return mismatches
 
     def _judge(self, comparison: Comparison, suspects: Sequence[int]) -> list[Mismatch]:
-        """What is wrong in a replay in any of the layouts."""
-        found: list[Mismatch] = []
-        for gives_away in self._layouts:
-            comparison.add_replay(self._replay(ONES, suspects, gives_away))
-            found += comparison.mismatches()
-        return found
+        """What is wrong in one more replay."""
+        comparison.add_replay(self._replay(ONES, suspects))
+        return comparison.mismatches()
 
 
 def _describe(error: Exception) -> str:

@@ -176,14 +176,45 @@ def test_what_is_given_away() -> None:
     assert positions([torch.zeros(4)]) == []  # on the CPU
 
 
-def test_both_layouts_are_verified() -> None:
-    """One replay with donated memory, one without; real calls donate it."""
+def test_a_graph_is_verified_and_used_with_donated_memory() -> None:
     module = Wide().cuda()
     model = compiled(module)
     _gradients(model, module, [randn(1024, 1024) for _ in range(4)])
     (graph,) = _backward_graphs()
-    assert graph.replays - graph.donated_replays == 1  # type: ignore[attr-defined]
-    assert graph.donated_replays >= 2  # type: ignore[attr-defined]
+    assert graph.replays == graph.donated_replays >= 2  # type: ignore[attr-defined]
+
+
+def test_calls_that_keep_what_was_saved_get_a_graph_of_their_own_if_they_go_on() -> None:
+    module = Wide().cuda()
+    model = compiled(module)
+    x = randn(1024, 1024)
+
+    def step() -> list[torch.Tensor]:
+        module.zero_grad()
+        loss = model(x)
+        loss.backward(retain_graph=True)
+        return [p.grad for p in module.parameters() if p.grad is not None]
+
+    with torch._functorch.config.patch(donated_buffer=False):
+        with uncaptured():
+            expected = step()
+        _gradients(model, module, [x] * 6)
+        (graph,) = _backward_graphs()
+        assert graph.donated  # type: ignore[attr-defined]
+        before = graph.replays  # type: ignore[attr-defined]
+        assert_same(step(), expected)
+        assert graph.replays == before  # type: ignore[attr-defined]
+        for _ in range(200):
+            assert_same(step(), expected)
+            graphs = _backward_graphs()
+            if graphs and graphs[0] is not graph:
+                break
+        for _ in range(30):
+            assert_same(step(), expected)
+    (again,) = _backward_graphs()
+    assert again is not graph
+    assert not again.donated  # type: ignore[attr-defined]
+    assert again.replays >= 10  # type: ignore[attr-defined]
 
 
 def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:

@@ -40,7 +40,7 @@ def _attempt(monkeypatch: pytest.MonkeyPatch, graph: Graph | Exception, verify_g
         return [args[0] + 1]
 
     options = Options(verify=verify_graphs)
-    result = attempt(add_one, add_one, [x], INFO, options, SideEffects(), None)
+    result = attempt(add_one, add_one, [x], INFO, options, SideEffects(), True, None)
     assert torch.equal(result.outputs[0], x + 1)
     return result
 
@@ -103,7 +103,7 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
     x = torch.ones(4)
-    common = (INFO, Options(), SideEffects())
+    common = (INFO, Options(), SideEffects(), True)
     first = attempt(function, function, [x], *common, None)
     assert first.graph is None
     assert first.pending is not None

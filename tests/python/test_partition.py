@@ -298,3 +298,40 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
         entry = _call(partition, None)
     assert seen == [None, pending]
     assert (entry.state, entry.pending) == (State.CAPTURED, None)
+
+
+class _Taking(Graph):
+    """A graph that uses the memory of its first argument."""
+
+    donated = (0,)
+    replays = 10
+
+
+def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if_they_go_on(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+    removed: list[object] = []
+
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        taken.append(rest[-2])
+        return Attempt(list(args), _Taking())
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    engine = runtime.engine()
+    monkeypatch.setattr(engine, "given_away", lambda args: [], raising=False)
+    monkeypatch.setattr(
+        engine, "remove_graph", lambda function, graph: removed.append(graph), raising=False
+    )
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    for _ in range(2):
+        entry = _call(partition, None)
+    graph = entry.graph
+    for _ in range(9):
+        assert _call(partition, None) is entry
+    assert not removed
+    fresh = _call(partition, None)
+    assert removed == [graph]
+    assert (fresh.state, fresh.graph) == (State.UNCAPTURED, None)
+    _call(partition, None)
+    assert taken == [True, False]  # the new one leaves that memory alone

@@ -56,6 +56,10 @@ class _Busy(RuntimeError):
     """The engine's WorkspaceBusy."""
 
 
+class _Kept(RuntimeError):
+    """The engine's NotGivenAway."""
+
+
 class _World:
     """The clock: seconds that each variant takes, on the host and on the device."""
 
@@ -68,6 +72,7 @@ class _World:
         self.caches_emptied = 0
         engine = SimpleNamespace(
             WorkspaceBusy=_Busy,
+            NotGivenAway=_Kept,
             add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
             clear_without_graph=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
