@@ -121,6 +121,8 @@ class Partition:
         """Somebody holds what the graph uses the memory of: this call is uncaptured. Where such calls
         are no exception, the signature gets a graph that leaves that memory alone."""
         entry.calls_that_keep += 1
+        if entry.state is State.CAPTURED:
+            self._selector.keep(entry)  # a look that was due can wait
         if entry.calls_that_keep >= max(_KEEPING_CALLS, entry.graph.replays):
             runtime.engine().remove_graph(self.callable, entry.graph)
             self.entries[key] = Entry(takes_memory=False)

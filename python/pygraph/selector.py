@@ -55,7 +55,7 @@ class Selector:
             self._start_trial(entry)
         else:
             self._clean_up(entry)
-            self._keep(entry)
+            self.keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """One call of a trial."""
@@ -86,7 +86,7 @@ class Selector:
         has_graph = entry.state is State.CAPTURED
         is_new = entry.looks == 0 and not has_graph
         if has_graph:
-            self._keep(entry)
+            self.keep(entry)
         elif is_new or entry.decision is not None:
             looks = _CALLS_PER_LOOK if entry.decision is not None else entry.calls_until_retry
             runtime.engine().add_without_graph(self._partition.callable, args, looks)
@@ -146,7 +146,7 @@ class Selector:
             entry.state = State.CAPTURED
             self._clean_up(entry)
             if self._partition.entries.get(key) is entry:  # not reset meanwhile
-                self._keep(entry)
+                self.keep(entry)
 
     def _clean_up(self, entry: Entry) -> None:
         """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
@@ -178,7 +178,8 @@ class Selector:
         for entry in self._partition.entries.values():
             entry.looks = 0  # the engine is to be told of the others again
 
-    def _keep(self, entry: Entry) -> None:
+    def keep(self, entry: Entry) -> None:
+        """Lets the engine replay the entry's graph, until a look is due."""
         self._partition.keep(entry.graph, _CALLS_PER_LOOK if entry.decision is not None else 0)
 
 
