@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -341,6 +342,30 @@ def test_a_graph_that_is_wrong_in_donated_memory_is_refused() -> None:
     graph = WrongIfDonated(1.0, 0)
     assert list(_look(graph, []).suspects) == [0]
     assert "1 of 1 results differ" in _look(graph, [0]).failure
+
+
+@pytest.mark.usefixtures("stream")
+def test_results_of_replays_are_not_kept_beside_those_of_later_runs() -> None:
+    results: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    class Tracked(_Wrong):
+        def replay(
+            self, arguments: list[torch.Tensor], gives_away: bool, poison: int
+        ) -> list[torch.Tensor]:
+            (result,) = super().replay(arguments, gives_away, poison)
+            results.append(weakref.ref(result))
+            return [result]
+
+    def uncaptured(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        alive.append(sum(result() is not None for result in results))
+        return [args[0] + 1]
+
+    recording = Recording(graph := Tracked(0.0, 0), graph, [])
+    run = verify.Run(uncaptured, [torch.ones(4)], recording, frozenset())
+    assert run.closer_look([0]).failure == ""
+    assert len(results) == 3
+    assert alive == [1, 0, 0, 0]  # the first run is compared with a replay
 
 
 @pytest.mark.usefixtures("stream")
