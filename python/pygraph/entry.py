@@ -64,7 +64,8 @@ class Entry:
     looks: int = 0  # at the decision, since it was made
     calls_until_retry: int = 0  # of one that is refused for now; 0: for good
     looks_outside: int = 0  # the last ones in a row that found another time than was measured
-    # Whether a graph may use the memory of arguments that calls give away, and how many calls since
-    # it was captured have kept what it uses.
+    # Whether a graph may use the memory of arguments that calls give away. Calls that keep what it
+    # uses: two for each, less one for each replay since; and the replays until the last of them.
     takes_memory: bool = True
-    calls_that_keep: int = 0
+    kept: int = 0
+    replays_until_kept: int = 0

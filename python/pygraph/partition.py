@@ -41,8 +41,8 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
-# After so many calls that keep what a graph uses the memory of, and as many as it was replayed in, it
-# is recorded anew.
+# A graph is recorded anew when so many calls have kept what it uses the memory of; with replays in
+# between, where these are less than twice as many, later.
 _KEEPING_CALLS = 8
 
 
@@ -120,10 +120,12 @@ class Partition:
     def _call_that_keeps(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """Somebody holds what the graph uses the memory of: this call is uncaptured. Where such calls
         are no exception, the signature gets a graph that leaves that memory alone."""
-        entry.calls_that_keep += 1
+        replays = entry.graph.replays
+        entry.kept = max(0, entry.kept - (replays - entry.replays_until_kept)) + 2
+        entry.replays_until_kept = replays
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
-        if entry.calls_that_keep >= max(_KEEPING_CALLS, entry.graph.replays):
+        if entry.kept >= 2 * _KEEPING_CALLS:
             runtime.engine().remove_graph(self.callable, entry.graph)
             self.entries[key] = Entry(takes_memory=False)
         return self.uncaptured(args)

@@ -304,11 +304,15 @@ class _Taking(Graph):
     """A graph that uses the memory of its first argument."""
 
     donated = (0,)
-    replays = 10
+    replays = 1000
 
 
+@pytest.mark.parametrize(("replays_between", "calls"), [(0, 8), (1, 15), (2, None)])
 def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if_they_go_on(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    calls_per_look: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    replays_between: int,
+    calls: int | None,
 ) -> None:
     taken: list[object] = []
     removed: list[object] = []
@@ -327,10 +331,15 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
     for _ in range(2):
         entry = _call(partition, None)
     graph = entry.graph
-    for _ in range(9):
-        assert _call(partition, None) is entry
-    assert not removed
-    fresh = _call(partition, None)
+    fresh, count = entry, 0
+    while fresh is entry and count < 100:
+        graph.replays += replays_between
+        fresh = _call(partition, None)
+        count += 1
+    if calls is None:
+        assert not removed
+        return
+    assert count == calls
     assert removed == [graph]
     assert (fresh.state, fresh.graph) == (State.UNCAPTURED, None)
     _call(partition, None)
