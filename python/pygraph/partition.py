@@ -105,7 +105,8 @@ class Partition:
             return self._first_call(key, args)
         if modes:
             return self.uncaptured(args)
-        if entry.graph is not None and not _gives_away(args, entry.graph.donated):
+        graph = entry.graph
+        if graph is not None and not _gives_away(args, graph.donated):
             return self._call_that_keeps(key, entry, args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
@@ -120,15 +121,25 @@ class Partition:
     def _call_that_keeps(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """Somebody holds what the graph uses the memory of: this call is uncaptured. Where such calls
         are no exception, the signature gets a graph that leaves that memory alone."""
+        if runtime.record_lock.acquire(blocking=False):
+            try:
+                self._note_kept(key, entry)
+            finally:
+                runtime.record_lock.release()
+        return self.uncaptured(args)
+
+    def _note_kept(self, key: bytes, entry: Entry) -> None:
+        if entry.graph is None:  # another thread was first
+            return
         replays = entry.graph.replays
         entry.kept = max(0, entry.kept - (replays - entry.replays_until_kept)) + 2
         entry.replays_until_kept = replays
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
         if entry.kept >= 2 * _KEEPING_CALLS:
+            log.info("%s: its arguments are kept; recorded anew, to leave them alone", self.info.name)
             runtime.engine().remove_graph(self.callable, entry.graph)
             self.entries[key] = Entry(takes_memory=False)
-        return self.uncaptured(args)
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
         lengths = lengths_of(args)
