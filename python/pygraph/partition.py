@@ -25,7 +25,7 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import capture, observe, recorder, runtime
+from pygraph import capture, kept_memory, observe, recorder, runtime
 from pygraph.capture import Attempt, Function, SideEffects
 from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
@@ -41,9 +41,6 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
-# A graph is recorded anew when so many calls have kept what it uses the memory of; with replays in
-# between, where these are less than twice as many, later.
-_KEEPING_CALLS = 8
 
 
 class Partition:
@@ -106,7 +103,7 @@ class Partition:
         if modes:
             return self.uncaptured(args)
         graph = entry.graph
-        if graph is not None and not _gives_away(args, graph.donated):
+        if graph is not None and not kept_memory.gives_away(args, graph.donated):
             return self._call_that_keeps(key, entry, args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
@@ -119,8 +116,6 @@ class Partition:
         return self._selector.look(key, entry, args)
 
     def _call_that_keeps(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """Somebody holds what the graph uses the memory of: this call is uncaptured. Where such calls
-        are no exception, the signature gets a graph that leaves that memory alone."""
         if runtime.record_lock.acquire(blocking=False):
             try:
                 self._note_kept(key, entry)
@@ -131,12 +126,9 @@ class Partition:
     def _note_kept(self, key: bytes, entry: Entry) -> None:
         if entry.graph is None:  # another thread was first
             return
-        replays = entry.graph.replays
-        entry.kept = max(0, entry.kept - (replays - entry.replays_until_kept)) + 2
-        entry.replays_until_kept = replays
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
-        if entry.kept >= 2 * _KEEPING_CALLS:
+        if kept_memory.is_kept_often(entry):
             log.info("%s: its arguments are kept; recorded anew, to leave them alone", self.info.name)
             runtime.engine().remove_graph(self.callable, entry.graph)
             self.entries[key] = Entry(takes_memory=False)
@@ -277,11 +269,3 @@ class Partition:
             for i, arg in enumerate(args)
             if isinstance(arg, torch.Tensor) and arg.is_cuda and i not in static
         )
-
-
-def _gives_away(args: list[Any], positions: Sequence[int]) -> bool:
-    """Whether nobody but the call holds the arguments at these positions."""
-    if not positions:
-        return True
-    groups = runtime.engine().given_away(args)
-    return {i for tensors in groups for i in tensors.positions}.issuperset(positions)
