@@ -51,8 +51,8 @@ class CapturedGraph {
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver
-  // refuses, NotGivenAway, c10::Error if the outputs cannot be allocated; nothing was launched
-  // then. `holders`: how many of the call's own lists hold the arguments; an argument with no other
+  // refuses, NotGivenAway, c10::Error if the outputs cannot be allocated; nothing was launched.
+  // `holders`: how many of the call's own lists hold the arguments; an argument with no other
   // reference is given away, and may be left without memory (see donation.h). 0: none is.
   // `poison`: a byte that fills fresh outputs first, for verification, and internal memory is
   // filled with ones; -1 for none. Only with poison may arguments be kept that the graph would use
