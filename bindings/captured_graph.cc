@@ -262,7 +262,8 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   const c10::OptionalDeviceGuard guard(device_);
   Launch launch;
   launch.donated = gives_away(arguments, holders);
-  if (poison < 0 && !donations_.empty() && !launch.donated) {
+  const bool may_keep = holders == 0 && poison >= 0;  // asked for, by verification
+  if (!launch.donated && !donations_.empty() && !may_keep) {
     throw NotGivenAway("somebody holds an argument whose memory the graph was to use");
   }
   launch.stream = torch_cuda::current_stream(device_.index());

@@ -55,8 +55,8 @@ class CapturedGraph {
   // `holders`: how many of the call's own lists hold the arguments; an argument with no other
   // reference is given away, and may be left without memory (see donation.h). 0: none is.
   // `poison`: a byte that fills fresh outputs first, for verification, and internal memory is
-  // filled with ones; -1 for none. Only with poison may arguments be kept that the graph would use
-  // the memory of: it uses other memory then.
+  // filled with ones; -1 for none. Only with poison, and where no argument is given away, does a
+  // graph that uses their memory use other memory.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
   const LinkedGraph& linked() const { return executable_.linked(); }

@@ -51,8 +51,8 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// Also the address past its end, from which a kernel may count backwards. (Nothing of a recording
-// begins there: its allocations have gaps between them.)
+// Also the address past its end, from which a kernel may count backwards. (Where something else
+// begins there, its use counts for this too, which can only keep more of the order.)
 bool points_to(const Range& range, uint64_t word) {
   return word - range.address <= range.size;
 }

@@ -39,6 +39,7 @@ Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device de
   return nullptr;
 }
 
+// As replay_matching(), of a graph that matches.
 std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* arguments,
                                               Py_ssize_t holders) {
   try {

@@ -185,6 +185,7 @@ def test_a_decision_from_disk_needs_no_trial(world: _World) -> None:
     [
         (torch.OutOfMemoryError("no"), State.MEASURING),
         (_Busy("no"), State.MEASURING),
+        (_Kept("no"), State.MEASURING),
         (RuntimeError("no"), State.REFUSED),
     ],
 )
