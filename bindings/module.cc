@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "blas_workspaces.h"
+#include "compiled_call.h"
 #include "graphed_callable.h"
 #include "numbers.h"
 #include "pygraph/link.h"
@@ -133,6 +134,7 @@ void bind_recording_pair(py::module_& m) {
 
 void bind_graphed_callable(py::module_& m) {
   m.add_object("GraphedCallable", reinterpret_cast<PyObject*>(graphed_callable_type()));
+  m.add_object("WholeGraphCallable", reinterpret_cast<PyObject*>(whole_graph_type()));
   m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
     return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
@@ -172,6 +174,19 @@ void bind_graphed_callable(py::module_& m) {
   m.def("clear_decided", [](const py::object& callable) { clear_decided(callable.ptr()); });
 }
 
+void bind_compiled_call(py::module_& m) {
+  m.def("compiled_call", [](const py::function& wrapper, const py::object& function,
+                            const py::object& module, const py::object& callback,
+                            const py::list& enter_hooks, const py::bool_& full_graph,
+                            const py::object& raise_to_user) {
+    return steal(make_compiled_call({wrapper.ptr(), function.ptr(), module.ptr(), callback.ptr(),
+                                     enter_hooks.ptr(), full_graph.ptr(), raise_to_user.ptr()}));
+  });
+  m.def("module_call", [](const py::type& type, const py::object& original) {
+    return steal(make_module_call(reinterpret_cast<PyTypeObject*>(type.ptr()), original.ptr()));
+  });
+}
+
 }  // namespace
 }  // namespace pygraph
 
@@ -195,4 +210,5 @@ PYBIND11_MODULE(_engine, m) {
   bind_captured_graph(m);
   bind_recording_pair(m);
   bind_graphed_callable(m);
+  bind_compiled_call(m);
 }

@@ -195,12 +195,12 @@ PyType_Spec g_spec = {"pygraph._engine.WholeGraphCallable", sizeof(WholeGraph), 
                           Py_TPFLAGS_DISALLOW_INSTANTIATION,
                       g_slots};
 
+}  // namespace
+
 PyTypeObject* whole_graph_type() {
   static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&g_spec));
   return type;
 }
-
-}  // namespace
 
 PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback, bool takes_list,
                                     Route route) {

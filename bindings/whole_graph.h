@@ -48,6 +48,8 @@ struct Route {
   std::vector<Sent> sent;
 };
 
+PyTypeObject* whole_graph_type();
+
 // `partition` is the partition's GraphedCallable. With `takes_list` the callable and `fallback`
 // take the graph's arguments as one list, which is emptied; otherwise one by one.
 PyObject* make_whole_graph_callable(PyObject* partition, PyObject* fallback, bool takes_list,

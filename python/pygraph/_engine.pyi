@@ -1,7 +1,7 @@
 """The C++ engine (bindings/module.cc). Not thread-safe beyond Python's lock unless said otherwise."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -76,6 +76,11 @@ class GraphedCallable:
     uncaptured: Callable[[list[Any]], Sequence[Any]]
     def __call__(self, arguments: list[Any], /) -> Sequence[Any]: ...
 
+class WholeGraphCallable:
+    """What takes the place of a compiled function that is nothing but one partition."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
 def driver_version() -> int: ...
 
 class GivenAway:
@@ -99,7 +104,17 @@ def whole_graph_callable(
     inputs: list[int],
     outputs: list[tuple[bool, int, tuple[list[int], list[int], int] | None] | None],
     sent: list[tuple[list[int], torch.device, bool | None]],
+) -> WholeGraphCallable: ...
+def compiled_call(
+    wrapper: Callable[..., Any],
+    function: Callable[..., Any],
+    module: torch.nn.Module | None,
+    callback: Any,
+    enter_hooks: list[Callable[[], Any]],
+    full_graph: bool,
+    raise_to_user: Callable[[BaseException], NoReturn],
 ) -> Callable[..., Any]: ...
+def module_call(type: type[Any], original: Callable[..., Any]) -> Any: ...
 def add_graph(
     callable: GraphedCallable, graph: CapturedGraph, limit: int, calls_per_look: int
 ) -> list[CapturedGraph]: ...

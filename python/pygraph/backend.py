@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import call_overhead, observe, runtime, shortcut, substitutes
+from pygraph import call_overhead, compiled_call, observe, runtime, shortcut, substitutes
 from pygraph import options as options_module
 from pygraph.entry import PartitionInfo
 from pygraph.options import BackendConfig
@@ -258,3 +258,4 @@ def _saved_outputs(route: shortcut.Route | None) -> tuple[int, ...]:
 
 backend = Backend()
 substitutes.register()  # for programs whose first graph calls such a function
+compiled_call.install()  # before torch.compile wraps the first program

@@ -1,7 +1,7 @@
 """Makes what Dynamo does before each call cheaper, for programs that PyGraph compiles.
 
-A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Four parts of
-that can be had for less, with the same result:
+A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Five parts of
+that can be had for less, with the same result (and more by :mod:`pygraph.compiled_call`):
 
     the range            Dynamo brackets the code that loads a graph's arguments with a range for
                          profilers, at two calls of Python functions, profiler or not. It is left out.
@@ -14,9 +14,13 @@ that can be had for less, with the same result:
                          argument for what a function transform may have left. Where none of them is
                          such a wrapper, the engine says so, 50 times as fast.
 
-The first two are settings of the compilation that is going on, changed when the backend is done, before
-Dynamo generates code and guards, and set back at the compilation's end: other backends' programs are as
-always. The others are functions of PyTorch's, replaced for the process by equal ones.
+    being untraced       Dynamo calls what a backend returns through a function that turns Dynamo off
+                         meanwhile. A graph that is one partition runs no Python, unless it runs
+                         uncaptured, by a function that has been made so before.
+
+The first two and the last are settings of the compilation that is going on, changed when the backend is
+done, before Dynamo generates code and guards, and set back at the compilation's end: other backends'
+programs are as always. The others are functions of PyTorch's, replaced for the process by equal ones.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import Any
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.utils as functorch_utils
-from torch._dynamo import eval_frame, guards
+from torch._dynamo import decorators, eval_frame, guards
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
@@ -50,6 +54,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
     if dynamo_config.record_runtime_overhead:
         dynamo_config.record_runtime_overhead = False
         _is_left_out = True
+    decorators.DisableContext = _DisableContext
     as_tensor = runtime.engine().as_tensor
     guards.from_numpy = _from_numpy
     guards._CLOSURE_VARS = {
@@ -63,11 +68,21 @@ def reduce(gm: torch.fx.GraphModule) -> None:
 
 def _set_back(_: CallbackArgs) -> None:
     global _is_left_out
+    decorators.DisableContext = eval_frame.DisableContext
     guards.from_numpy = _dynamos_from_numpy
     guards._CLOSURE_VARS = None  # made anew where it is needed
     if _is_left_out:
         dynamo_config.record_runtime_overhead = True
         _is_left_out = False
+
+
+class _DisableContext(eval_frame.DisableContext):  # type: ignore[misc]
+    """As Dynamo's, which ``disable`` puts around what a backend returned."""
+
+    def __call__(self, function: Any) -> Any:
+        if type(function) is runtime.engine().WholeGraphCallable:
+            return function
+        return super().__call__(function)
 
 
 def _from_numpy(value: Any) -> Any:

@@ -50,10 +50,10 @@ class Shortcut:
     route: Route
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A callable that replays if it can and calls ``function`` otherwise."""
+        """A callable that replays if it can and calls ``function`` otherwise, untraced by Dynamo."""
         return runtime.engine().whole_graph_callable(  # type: ignore[no-any-return]
             self.partition,
-            function,
+            torch.compiler.disable(function, reason="compiled"),  # type: ignore[no-untyped-call]
             False,  # called with the arguments one by one
             self.input_count,
             self.route.inputs,

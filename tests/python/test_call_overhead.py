@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch._functorch.utils as functorch_utils
-from torch._dynamo import config, eval_frame, guards
+from torch._dynamo import config, decorators, eval_frame, guards
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import call_overhead, runtime
+from pygraph.shortcut import Route, Shortcut
 
 NUMBERS = (
     *(np.float64(2.5), np.float32(-2.5), np.float16(1.5), np.float64("nan"), np.float64("inf")),
@@ -43,6 +44,10 @@ def _code(function: Callable[..., Any], reduces: bool) -> types.CodeType:
     assert torch.equal(
         torch.compile(function, backend=Backend(reduces))(torch.ones(2)), torch.ones(2) + 1
     )
+    return _code_of(function)
+
+
+def _code_of(function: Callable[..., Any]) -> types.CodeType:
     (entry,) = _debug_get_cache_entry_list(function.__code__)
     return entry.code
 
@@ -217,6 +222,47 @@ def test_autograd_functions_are_traced_as_always(monkeypatch: pytest.MonkeyPatch
     compiled = torch.compile(lambda x: _Twice.apply(x, 3), backend="aot_eager", fullgraph=True)
     compiled(x).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 3.0))
+
+
+class _WholeGraph(Backend):
+    """Returns what PyGraph's backend returns for a graph that is one partition."""
+
+    def __init__(self) -> None:
+        super().__init__(reduces=True)
+        self.calls = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = super().__call__(gm, inputs)
+        partition = runtime.engine().graphed_callable(list, list, 0)
+
+        def uncaptured(*args: torch.Tensor) -> Any:  # would be traced, and its own calls compiled
+            self.calls += 1
+            assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None
+            return run(*args)
+
+        route = Route(list(range(len(inputs))), [(True, 0, None)])
+        return Shortcut(partition, len(inputs), route).around(uncaptured)
+
+
+def test_a_whole_graph_is_called_without_python_in_between() -> None:
+    torch._dynamo.reset()
+    before = decorators.DisableContext
+    backend = _WholeGraph()
+    compiled = torch.compile(_plus_one, backend=backend)
+    with runtime.uncaptured():  # which can be looked at without a GPU
+        for _ in range(3):
+            assert torch.equal(compiled(torch.ones(2)), torch.ones(2) + 1)
+    assert (backend.graphs, backend.calls) == (1, 3)
+    (name,) = (n for n in _code_of(_plus_one).co_names if n.startswith("__compiled_fn"))
+    assert type(_plus_one.__globals__[name]) is runtime.engine().WholeGraphCallable
+    assert decorators.DisableContext is before
+
+
+def test_other_functions_are_not_traced_either() -> None:
+    function = _plus_one
+    _code(function, reduces=True)
+    (name,) = (n for n in _code_of(function).co_names if n.startswith("__compiled_fn"))
+    assert function.__globals__[name]._torchdynamo_disable
 
 
 def test_an_unknown_flag_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
