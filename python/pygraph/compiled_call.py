@@ -90,7 +90,7 @@ def _cheaper(context: eval_frame.OptimizeContext, wrapper: Any) -> Callable[...,
         wrapper,
         function,
         owner if is_module else None,
-        context.callback,
+        _Callback(context.callback),
         context.enter_exit_hooks,
         context.fullgraph,
         _raise_to_user,
@@ -106,6 +106,22 @@ def _cheaper(context: eval_frame.OptimizeContext, wrapper: Any) -> Callable[...,
     attributes["_torchdynamo_wrapper_id"] = id(compile_wrapper)
     attributes["_pygraph_compiled_call"] = call
     return compile_wrapper
+
+
+class _Callback:
+    """A callback of Dynamo's whose backend is found in one step instead of three.
+
+    Dynamo walks from wrapper to wrapper at each call, to look for code that this backend has compiled.
+    """
+
+    __slots__ = ("_callback", "_torchdynamo_orig_backend")
+
+    def __init__(self, callback: Callable[..., Any]) -> None:
+        self._callback = callback
+        self._torchdynamo_orig_backend = eval_frame.innermost_backend(callback)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._callback(*args)
 
 
 def _raise_to_user(error: BaseException) -> NoReturn:
