@@ -11,6 +11,7 @@
 #include "numbers.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
+#include "saved_hooks.h"
 #include "whole_graph.h"
 
 namespace py = pybind11;
@@ -181,6 +182,9 @@ void bind_compiled_call(py::module_& m) {
                             const py::object& raise_to_user) {
     return steal(make_compiled_call({wrapper.ptr(), function.ptr(), module.ptr(), callback.ptr(),
                                      enter_hooks.ptr(), full_graph.ptr(), raise_to_user.ptr()}));
+  });
+  m.def("saved_hooks_guard", [](const py::function& otherwise) {
+    return steal(make_saved_hooks_guard(otherwise.ptr()));
   });
   m.def("module_call", [](const py::type& type, const py::object& original) {
     return steal(make_module_call(reinterpret_cast<PyTypeObject*>(type.ptr()), original.ptr()));

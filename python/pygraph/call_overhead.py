@@ -1,6 +1,6 @@
 """Makes what Dynamo does before each call cheaper, for programs that PyGraph compiles.
 
-A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Five parts of
+A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Six parts of
 that can be had for less, with the same result (and more by :mod:`pygraph.compiled_call`):
 
     the range            Dynamo brackets the code that loads a graph's arguments with a range for
@@ -8,6 +8,8 @@ that can be had for less, with the same result (and more by :mod:`pygraph.compil
     numbers              a NumPy number in a model is made a tensor up to four times per call: for two
                          guards, and twice to be passed. (Python's numbers, where they vary, once.) The
                          engine's ``as_tensor`` does it once to pass it, in a seventh of the time.
+    saved tensors' hooks every program has a guard, in Python, that looks for default hooks on saved
+                         tensors. Where there are none, the engine says so, in a tenth of the time.
     the module's flag    a generator-based context around each call of a compiled module sets a flag;
                          a class does the same in a third of the time.
     dead wrappers        torch.autograd.Function, which a training step's forward is, looks at each
@@ -18,8 +20,8 @@ that can be had for less, with the same result (and more by :mod:`pygraph.compil
                          meanwhile. A graph that is one partition runs no Python, unless it runs
                          uncaptured, by a function that has been made so before.
 
-The first two and the last are settings of the compilation that is going on, changed when the backend is
-done, before Dynamo generates code and guards, and set back at the compilation's end: other backends'
+The first three and the last are settings of the compilation that is going on, changed when the backend
+is done, before Dynamo generates code and guards, and set back at the compilation's end: other backends'
 programs are as always. The others are functions of PyTorch's, replaced for the process by equal ones.
 """
 
@@ -35,12 +37,19 @@ from torch._dynamo import decorators, eval_frame, guards
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
-from torch._guards import CompileContext
+from torch._functorch._aot_autograd.utils import (
+    saved_tensors_hooks_are_inlineable as are_inlineable,
+)
+from torch._functorch._aot_autograd.utils import (
+    top_saved_tensors_hooks,
+)
+from torch._guards import CompileContext, Guard
 
 from pygraph import runtime
 from pygraph.substitutes import digest_of
 
 _dynamos_from_numpy = guards.from_numpy
+_dynamos_guard_hooks = guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS
 _is_left_out = False  # whether the range's setting is to be set back; Dynamo compiles under one lock
 
 
@@ -55,6 +64,8 @@ def reduce(gm: torch.fx.GraphModule) -> None:
         dynamo_config.record_runtime_overhead = False
         _is_left_out = True
     decorators.DisableContext = _DisableContext
+    if digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_GUARD:
+        guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _guard_hooks
     as_tensor = runtime.engine().as_tensor
     guards.from_numpy = _from_numpy
     guards._CLOSURE_VARS = {
@@ -69,6 +80,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
 def _set_back(_: CallbackArgs) -> None:
     global _is_left_out
     decorators.DisableContext = eval_frame.DisableContext
+    guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _dynamos_guard_hooks
     guards.from_numpy = _dynamos_from_numpy
     guards._CLOSURE_VARS = None  # made anew where it is needed
     if _is_left_out:
@@ -83,6 +95,20 @@ class _DisableContext(eval_frame.DisableContext):  # type: ignore[misc]
         if type(function) is runtime.engine().WholeGraphCallable:
             return function
         return super().__call__(function)
+
+
+def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
+    """As Dynamo's, for what is compiled without such hooks that could be inlined."""
+    if are_inlineable(top_saved_tensors_hooks()):
+        _dynamos_guard_hooks(builder, guard)
+        return
+    code = ["torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"]
+    builder._set_guard_export_info(guard, code)
+    builder.guard_manager.root.add_lambda_guard(
+        runtime.engine().saved_hooks_guard(lambda _: not are_inlineable(top_saved_tensors_hooks())),
+        guards.get_verbose_code_parts(code, guard),
+        guard.user_stack,
+    )
 
 
 def _from_numpy(value: Any) -> Any:
@@ -140,6 +166,7 @@ def _unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # Of the source of what is replaced.
+_DIGEST_OF_GUARD = "4cd8c804ac8105b6"
 _DIGEST_OF_FLAG = "9b4257c4371859cd"
 _DIGEST_OF_UNWRAP = "b602dde17a03fcfb"
 
