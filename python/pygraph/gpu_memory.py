@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from pygraph import runtime
 
 # Bytes that a graph works with, from which on it is worth a pause.
 MUCH = 1 << 25
+
+
+def bytes_on_gpu(args: Iterable[Any]) -> int:
+    """Of all tensors among ``args``."""
+    return sum(arg.nbytes for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
 
 
 def give_back(after: int) -> None:

@@ -25,7 +25,7 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import capture, kept_memory, observe, recorder, runtime
+from pygraph import capture, gpu_memory, kept_memory, observe, recorder, runtime
 from pygraph.capture import Attempt, Function, SideEffects
 from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.options import Options
@@ -39,8 +39,9 @@ log = logging.getLogger("pygraph")
 # Signatures remembered after one call. Shapes that never come back must not fill the memory.
 _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
-# the same ones, and watching costs time.
-_WATCHED = 2
+# the same ones, and watching costs time. It also keeps the arguments alive, so that it costs memory
+# where nobody else does: in a backward.
+_WATCHED, _WATCHED_OF_BACKWARD = 2, 1
 
 
 class Partition:
@@ -183,7 +184,7 @@ class Partition:
             self._forget_uncaptured()
         entry = Entry()
         self._wait(key, entry, args)
-        if self._watched >= _WATCHED:
+        if self._watched >= (_WATCHED_OF_BACKWARD if self.info.is_backward else _WATCHED):
             outputs = self.uncaptured(args)
         else:
             outputs = self._watched_call(entry, args)
@@ -191,6 +192,7 @@ class Partition:
         return outputs
 
     def _watched_call(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        gpu_memory.give_back(after=gpu_memory.bytes_on_gpu(args))  # what the compiler's tuning has left
         hinted = self.info.mutated if self._hints_fit(args) else frozenset()
         try:
             watch = Watch(args, self.info.device)
@@ -214,6 +216,8 @@ class Partition:
         if not runtime.record_lock.acquire(blocking=False):
             return self.uncaptured(args)  # another thread records; next time
         entry.copied_bytes = self._copied_bytes(args)
+        at_stake = gpu_memory.bytes_on_gpu(args)
+        gpu_memory.give_back(after=at_stake)
         start = time.perf_counter()
         generation = self._generation
         try:
@@ -229,6 +233,7 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
+        gpu_memory.give_back(after=at_stake)  # or the next calls would break up what verification left
         if generation == self._generation:  # not reset meanwhile
             self._conclude(entry, result, seconds)
         return result.outputs
@@ -264,8 +269,4 @@ class Partition:
 
     def _copied_bytes(self, args: Sequence[Any]) -> int:
         static = self.info.static if self._hints_fit(args) else frozenset()
-        return sum(
-            arg.nbytes
-            for i, arg in enumerate(args)
-            if isinstance(arg, torch.Tensor) and arg.is_cuda and i not in static
-        )
+        return gpu_memory.bytes_on_gpu([arg for i, arg in enumerate(args) if i not in static])

@@ -166,6 +166,55 @@ def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     assert "out of memory" in entry.reason
 
 
+@pytest.mark.parametrize(("is_backward", "watched"), [(False, 2), (True, 1)])
+def test_only_the_first_signatures_are_watched(
+    is_backward: bool, watched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watching keeps the arguments of a backward alive, which nobody else does."""
+    engine = runtime.engine()
+    monkeypatch.setattr(engine, "signature", lambda args, device: repr(args).encode())
+    seen: list[object] = []
+
+    def watched_call(self: Partition, entry: Entry, args: list[object]) -> object:
+        seen.append(args[0])
+        self._watched += 1
+        return self.uncaptured(args)
+
+    monkeypatch.setattr(Partition, "_watched_call", watched_call)
+    info = dataclasses.replace(INFO, is_backward=is_backward)
+    partition = Partition(lambda args: list(args), info, Options())
+    for number in (3, 4, 5):
+        assert partition._miss([number]) == [number]
+    assert seen == [3, 4, 5][:watched]
+
+
+def test_the_allocator_gives_back_what_tuning_and_verification_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(partition_module.gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
+    monkeypatch.setattr(
+        partition_module.gpu_memory, "give_back_all", lambda: events.append("give back")
+    )
+    monkeypatch.setattr(partition_module, "Watch", lambda args, device: _Watch(fails_before=False))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+
+    def function(args: list[object]) -> list[object]:
+        events.append("call")
+        return list(args)
+
+    def attempt(_: object, uncaptured: object, args: list[object], *rest: object) -> Attempt:
+        events.append("verify")
+        return Attempt(list(args), failure="a host callback")
+
+    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    partition = Partition(function, INFO, Options(select="always"))
+    partition._watched_call(Entry(), [5])
+    assert events == ["give back", "call"]
+    partition._capture(Entry(), [5])
+    assert events[2:] == ["give back", "verify", "give back"]
+
+
 def _call(partition: Partition, number: object) -> Entry:
     assert partition._miss([number]) == [number]
     (entry,) = partition.entries.values()
