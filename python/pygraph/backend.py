@@ -19,7 +19,7 @@ import torch
 
 from pygraph import call_overhead, compiled_call, observe, runtime, shortcut, substitutes
 from pygraph import options as options_module
-from pygraph.entry import PartitionInfo
+from pygraph.entry import Kind, PartitionInfo
 from pygraph.options import BackendConfig
 from pygraph.partition import Partition
 
@@ -194,7 +194,7 @@ def _attach(
             static=frozenset(i for i, source in enumerate(mapping) if source in static),
             mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
             on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),
-            is_backward=kind == "backward",
+            kind=kind,
             saved=_saved_outputs(route) if kind == "forward" else (),
             program=f"{program} part {number}" if program else "",
         )
@@ -216,7 +216,7 @@ def _attach(
     return None
 
 
-def _kind_of(kwargs: dict[str, Any]) -> str:
+def _kind_of(kwargs: dict[str, Any]) -> Kind:
     if kwargs.get("is_backward"):
         return "backward"
     return "inference" if kwargs.get("is_inference") else "forward"

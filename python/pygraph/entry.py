@@ -5,26 +5,33 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pygraph.recorder import Recording
 from pygraph.selection import Decision, Trial
+
+Kind = Literal["forward", "backward", "inference"]  # the first two are of a training step
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionInfo:
     """What the compiler says of a partition. Hints: nothing relies on them for correctness."""
 
-    name: str  # "forward", "backward" or "inference", with a number if there are several
+    name: str  # the kind, with a number if there are several
+    kind: Kind
     device: int
     argument_count: int  # as many as `static` and `mutated` speak of
     counts_numbers: bool  # whether argument_count includes the integers that follow the tensors
     static: frozenset[int]  # inputs that should keep their address
     mutated: frozenset[int]  # inputs that should be written
     saved: tuple[int, ...]  # outputs that only backward will see
-    is_backward: bool  # only a backward is given tensors that nobody else will read
     on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
+
+    @property
+    def is_backward(self) -> bool:
+        """Only a backward is given tensors that nobody else will read."""
+        return self.kind == "backward"
 
 
 class State(enum.Enum):

@@ -233,7 +233,12 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
-        gpu_memory.give_back(after=at_stake)  # or the next calls would break up what verification left
+        if (
+            self.info.kind != "inference"
+        ):  # whose result leaves one piece, for the next one to find whole
+            gpu_memory.give_back(
+                after=at_stake
+            )  # or the next calls would break up what verification left
         if generation == self._generation:  # not reset meanwhile
             self._conclude(entry, result, seconds)
         return result.outputs

@@ -12,12 +12,12 @@ from pygraph.entry import PartitionInfo
 
 INFO = PartitionInfo(
     name="forward",
+    kind="forward",
     device=0,
     argument_count=1,
     counts_numbers=True,
     static=frozenset({0}),
     mutated=frozenset({1}),
-    is_backward=False,
     saved=(),
     on_host=frozenset(),
 )

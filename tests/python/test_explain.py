@@ -252,7 +252,7 @@ def test_a_report_of_counts_does_not_say_that_nothing_ran(report: Report) -> Non
 def test_what_a_script_compiled_is_reported_though_its_models_are_gone() -> None:
     with observing() as observation:
         hints = {"static": frozenset[int](), "mutated": frozenset[int](), "on_host": frozenset[int]()}
-        info = PartitionInfo("forward", 0, 1, True, saved=(), is_backward=False, **hints)
+        info = PartitionInfo("forward", "forward", 0, 1, True, saved=(), **hints)
         callable_ = Partition(lambda args: args, info, Options()).callable
     refused = Entry(State.REFUSED, reason="a host callback")
     observation.partitions[0].entries[b"key"] = refused

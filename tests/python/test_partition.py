@@ -14,7 +14,7 @@ import torch
 from pygraph import partition as partition_module
 from pygraph import recorder, runtime
 from pygraph.capture import Attempt
-from pygraph.entry import Entry, Pending, State
+from pygraph.entry import Entry, Kind, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
@@ -166,9 +166,9 @@ def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     assert "out of memory" in entry.reason
 
 
-@pytest.mark.parametrize(("is_backward", "watched"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("kind", "watched"), [("inference", 2), ("forward", 2), ("backward", 1)])
 def test_only_the_first_signatures_are_watched(
-    is_backward: bool, watched: int, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, watched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watching keeps the arguments of a backward alive, which nobody else does."""
     engine = runtime.engine()
@@ -181,16 +181,18 @@ def test_only_the_first_signatures_are_watched(
         return self.uncaptured(args)
 
     monkeypatch.setattr(Partition, "_watched_call", watched_call)
-    info = dataclasses.replace(INFO, is_backward=is_backward)
+    info = dataclasses.replace(INFO, kind=kind)
     partition = Partition(lambda args: list(args), info, Options())
     for number in (3, 4, 5):
         assert partition._miss([number]) == [number]
     assert seen == [3, 4, 5][:watched]
 
 
+@pytest.mark.parametrize("kind", ["inference", "forward", "backward"])
 def test_the_allocator_gives_back_what_tuning_and_verification_leave(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But where a result is alive at the end, only its piece would be left, for all that follows."""
     events: list[str] = []
     monkeypatch.setattr(partition_module.gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
     monkeypatch.setattr(
@@ -208,11 +210,12 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
         return Attempt(list(args), failure="a host callback")
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    partition = Partition(function, INFO, Options(select="always"))
+    info = dataclasses.replace(INFO, kind=kind)
+    partition = Partition(function, info, Options(select="always"))
     partition._watched_call(Entry(), [5])
     assert events == ["give back", "call"]
     partition._capture(Entry(), [5])
-    assert events[2:] == ["give back", "verify", "give back"]
+    assert events[2:] == ["give back", "verify", *(["give back"] if kind != "inference" else [])]
 
 
 def _call(partition: Partition, number: object) -> Entry:
