@@ -4,7 +4,8 @@ Inductor compiles; PyGraph owns one step of it. ``compile_fx`` accepts a functio
 compilation, which forward, lazily compiled backward, inference and cache hits all pass through. Ours
 lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
 runtime off, then puts a :class:`~pygraph.partition.Partition` in the place of each partition's
-function. Nothing is monkeypatched.
+function. For that, nothing is monkeypatched; what PyTorch does around a call is made cheaper by
+:mod:`pygraph.call_overhead` and :mod:`pygraph.compiled_call`.
 """
 
 from __future__ import annotations
