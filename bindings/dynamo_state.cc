@@ -37,7 +37,7 @@ DynamoState read_state() {
                                         attribute_of(kErrors, "UncapturedHigherOrderOpError"),
                                         attribute_of(kErrors, "ShortenTraceback")),
       .module_type = module_type,
-      .module_call = module_type.attr("__call__"),
+      .module_call = module_type.attr("_wrapped_call_impl"),  // `__call__` may be somebody's
       .module_call_impl = module_type.attr("_call_impl"),
   };
 }

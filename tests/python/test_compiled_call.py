@@ -250,6 +250,22 @@ def test_what_the_user_replaces_is_called(backend: Backend) -> None:
         assert torch.equal(other(X), X * 2 - 3)
 
 
+def test_a_replaced_call_of_all_modules_is_called(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = torch.compile(Scaled(), backend=backend)
+    compiled(X)
+    original, seen = torch.nn.Module.__call__, []
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.append(type(self).__name__)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", call)
+    assert torch.equal(torch.compile(Scaled(), backend=backend)(X), X * 2)
+    assert seen == ["OptimizedModule", "Scaled"]
+
+
 def test_modules_that_compile_themselves(backend: Backend) -> None:
     module = Scaled()
     module.compile(backend=backend)
