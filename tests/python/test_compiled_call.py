@@ -1,15 +1,13 @@
-"""A compiled function or module behaves as PyTorch's, called by the engine or by PyTorch's wrappers."""
+"""A compiled function behaves as PyTorch's, called by the engine or by PyTorch's wrappers."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import inspect
-import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,45 +16,7 @@ from torch._dynamo import eval_frame
 from torch._dynamo.mutation_guard import GenerationTracker
 
 from pygraph import compiled_call
-
-
-class Backend:
-    """Runs the graph as it is, and counts the graphs that Dynamo makes."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        return gm.forward
-
-
-class OurBackend(Backend):
-    def transforms_for(self) -> tuple[str, ...]:
-        """By which PyGraph's backend is known."""
-        return ()
-
-
-@pytest.fixture(params=[OurBackend, Backend], ids=["ours", "pytorch's"])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    compiled_call.install()
-    torch._dynamo.reset()
-    yield request.param()
-    assert eval_frame.set_eval_frame(None) is None
-    assert not torch._C._dynamo.eval_frame.set_skip_guard_eval_unsafe(False)
-    eval_frame._in_optimized_module = False  # threads may leave another value; PyTorch's too
-
-
-class Scaled(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((3,), 2.0))
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor, *, plus: float = 0.0) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
-            self.calls += 1
-        return x * self.weight + plus
+from tests.python.compiled_programs import Backend, OurBackend, Scaled, X
 
 
 class Failing(torch.nn.Module):
@@ -64,9 +24,6 @@ class Failing(torch.nn.Module):
         if x.shape[0] == 3:
             raise KeyError("three")
         return x + 1
-
-
-X = torch.arange(3.0)
 
 
 def test_pytorchs_functions_are_known() -> None:
@@ -189,110 +146,6 @@ def test_a_backend_that_fails(backend: Backend) -> None:
             compiled(X)
         names = [entry.name for entry in error.traceback]
         assert "_compile" not in names
-
-
-def _count_hooks(backend: Backend, register: Callable[..., Any], on_compiled: bool) -> int:
-    torch._dynamo.reset()
-    module = Scaled()
-    compiled = torch.compile(module, backend=backend)
-    compiled(X).sum().backward()
-    seen: list[str] = []
-    handle = register(compiled if on_compiled else module)(lambda *_: seen.append("hook"))
-    try:
-        for _ in range(2):
-            compiled(X).sum().backward()
-        count = len(seen)
-    finally:
-        handle.remove()
-    compiled(X).sum().backward()
-    assert len(seen) == count
-    return count
-
-
-@pytest.mark.parametrize(
-    "register",
-    [
-        lambda module: module.register_forward_hook,
-        lambda module: module.register_forward_pre_hook,
-        lambda module: module.register_full_backward_hook,
-        lambda module: module.register_full_backward_pre_hook,
-        lambda _: torch.nn.modules.module.register_module_forward_hook,
-        lambda _: torch.nn.modules.module.register_module_forward_pre_hook,
-        lambda _: torch.nn.modules.module.register_module_full_backward_hook,
-    ],
-)
-@pytest.mark.parametrize("on_compiled", [False, True])
-@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
-def test_hooks_run(register: Callable[..., Any], on_compiled: bool) -> None:
-    compiled_call.install()
-    counts = [_count_hooks(kind(), register, on_compiled) for kind in (OurBackend, Backend)]
-    assert counts[0] == counts[1]
-    if not on_compiled:
-        assert counts[0] >= 2
-
-
-def test_what_the_user_replaces_is_called(backend: Backend) -> None:
-    module = Scaled()
-    compiled = torch.compile(module, backend=backend)
-    compiled(X)
-    module.forward = lambda x: x - 1  # type: ignore[method-assign]
-    assert torch.equal(compiled(X), X - 1)
-    compiled.forward = lambda x: x - 2
-    assert torch.equal(compiled(X), X - 2)
-    del module.forward
-
-    class Other(Scaled):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) - 3
-
-    other = torch.compile(Other(), backend=backend)
-    for _ in range(2):
-        assert torch.equal(other(X), X * 2 - 3)
-
-
-def test_a_replaced_call_of_all_modules_is_called(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = torch.compile(Scaled(), backend=backend)
-    compiled(X)
-    original, seen = torch.nn.Module.__call__, []
-
-    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        seen.append(type(self).__name__)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.Module, "__call__", call)
-    assert torch.equal(torch.compile(Scaled(), backend=backend)(X), X * 2)
-    assert seen == ["OptimizedModule", "Scaled"]
-
-
-def test_modules_that_compile_themselves(backend: Backend) -> None:
-    module = Scaled()
-    module.compile(backend=backend)
-    for _ in range(2):
-        assert torch.equal(module(X, plus=1.0), X * 2 + 1)
-    around = torch.compile(module, backend=backend)
-    for _ in range(2):
-        assert torch.equal(around(X, plus=1.0), X * 2 + 1)
-
-
-def test_modules_of_pytorchs(backend: Backend) -> None:
-    module = torch.nn.Linear(3, 2)
-    compiled = torch.compile(module, backend=backend)
-    for _ in range(2):
-        assert torch.equal(compiled(X), module(X))
-    assert backend.graphs == 1
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies(copied: Callable[[Any], Any]) -> None:
-    compiled = torch.compile(Scaled(), backend="pygraph")
-    twin = copied(compiled)
-    assert hasattr(twin.forward, "_pygraph_compiled_call")
-    twin._orig_mod.weight.data.fill_(7)
-    with torch.compiler.set_stance("force_eager"):
-        assert torch.equal(twin(X), X * 7)
-        assert torch.equal(compiled(X), X * 2)
 
 
 def test_stances(backend: Backend) -> None:
