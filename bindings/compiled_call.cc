@@ -1,10 +1,10 @@
 #include "compiled_call.h"
 
+#include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <array>
-#include <vector>
 
 #include "dynamo_state.h"
 
@@ -149,8 +149,8 @@ PyObject* g_original = nullptr;
 PyObject* call_original(PyObject* self, PyObject* const* args, Py_ssize_t count,
                         PyObject* keywords) {
   const Py_ssize_t total = count + (keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords));
-  std::vector<PyObject*> all{self};
-  all.insert(all.end(), args, args + total);
+  c10::SmallVector<PyObject*, 16> all{self};
+  all.append(args, args + total);
   return PyObject_Vectorcall(g_original, all.data(), count + 1, keywords);
 }
 
@@ -165,9 +165,10 @@ PyObject* module_call(PyObject* self, PyObject* const* args, Py_ssize_t count, P
     const py::object dict = steal_object(PyObject_GenericGetDict(self, nullptr));
     const auto compiled = py::reinterpret_borrow<py::object>(  // held: `forward` may be replaced
         dict && Py_TYPE(self) == g_type ? compiled_forward(dict) : nullptr);
-    const bool usual = compiled && passes_only_through(dict);
-    PyErr_Clear();
-    if (!usual) return call_original(self, args, count, keywords);
+    if (!compiled || !passes_only_through(dict)) {
+      PyErr_Clear();
+      return call_original(self, args, count, keywords);
+    }
     const InOptimizedModule flag;
     return call_compiled(compiled.ptr(), args, count, keywords);
   });
