@@ -9,7 +9,7 @@ that can be had for less, with the same result (and more by :mod:`pygraph.compil
                          guards, and twice to be passed. (Python's numbers, where they vary, once.) The
                          engine's ``as_tensor`` does it once to pass it, in a seventh of the time.
     saved tensors' hooks every program has a guard, in Python, that looks for default hooks on saved
-                         tensors. Where there are none, the engine says so, in a tenth of the time.
+                         tensors. Where there are none, the engine says so.
     the module's flag    a generator-based context around each call of a compiled module sets a flag;
                          a class does the same in a third of the time.
     dead wrappers        torch.autograd.Function, which a training step's forward is, looks at each
@@ -37,19 +37,14 @@ from torch._dynamo import decorators, eval_frame, guards
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
-from torch._functorch._aot_autograd.utils import (
-    saved_tensors_hooks_are_inlineable as are_inlineable,
-)
-from torch._functorch._aot_autograd.utils import (
-    top_saved_tensors_hooks,
-)
+from torch._functorch._aot_autograd import utils as aot_utils
 from torch._guards import CompileContext, Guard
 
 from pygraph import runtime
 from pygraph.substitutes import digest_of
 
 _dynamos_from_numpy = guards.from_numpy
-_dynamos_guard_hooks = guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS
+_dynamos_guard_hooks = getattr(guards.GuardBuilder, "AUTOGRAD_SAVED_TENSORS_HOOKS", None)
 _is_left_out = False  # whether the range's setting is to be set back; Dynamo compiles under one lock
 
 
@@ -64,7 +59,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
         dynamo_config.record_runtime_overhead = False
         _is_left_out = True
     decorators.DisableContext = _DisableContext
-    if digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_GUARD:
+    if _dynamos_guard_hooks is not None and digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_GUARD:
         guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _guard_hooks
     as_tensor = runtime.engine().as_tensor
     guards.from_numpy = _from_numpy
@@ -80,7 +75,8 @@ def reduce(gm: torch.fx.GraphModule) -> None:
 def _set_back(_: CallbackArgs) -> None:
     global _is_left_out
     decorators.DisableContext = eval_frame.DisableContext
-    guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _dynamos_guard_hooks
+    if _dynamos_guard_hooks is not None:
+        guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _dynamos_guard_hooks
     guards.from_numpy = _dynamos_from_numpy
     guards._CLOSURE_VARS = None  # made anew where it is needed
     if _is_left_out:
@@ -97,15 +93,21 @@ class _DisableContext(eval_frame.DisableContext):  # type: ignore[misc]
         return super().__call__(function)
 
 
+def _has_inlineable_hooks() -> bool:
+    hooks = aot_utils.top_saved_tensors_hooks()
+    return bool(aot_utils.saved_tensors_hooks_are_inlineable(hooks))
+
+
 def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
     """As Dynamo's, for what is compiled without such hooks that could be inlined."""
-    if are_inlineable(top_saved_tensors_hooks()):
+    if _has_inlineable_hooks():
+        assert _dynamos_guard_hooks is not None
         _dynamos_guard_hooks(builder, guard)
         return
     code = ["torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"]
     builder._set_guard_export_info(guard, code)
     builder.guard_manager.root.add_lambda_guard(
-        runtime.engine().saved_hooks_guard(lambda _: not are_inlineable(top_saved_tensors_hooks())),
+        runtime.engine().saved_hooks_guard(lambda _: not _has_inlineable_hooks()),
         guards.get_verbose_code_parts(code, guard),
         guard.user_stack,
     )

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import config, eval_frame, mutation_guard
-from torch._dynamo.exc import ShortenTraceback, UncapturedHigherOrderOpError, Unsupported
 from torch.nn.modules import module as module_calls
 
 from pygraph import runtime
@@ -53,11 +52,11 @@ def _is_known() -> bool:
 @functools.cache
 def install() -> None:
     """For what is compiled from now on; once per process."""
-    if not _is_known():
-        return
     try:
         engine = runtime.engine()
     except ImportError:  # the backend says so when it is called
+        return
+    if not _is_known():
         return
     module_type: Any = eval_frame.OptimizedModule
     module_type.__call__ = engine.module_call(module_type, _pytorchs_module_call)
@@ -126,6 +125,8 @@ class _Callback:
 
 def _raise_to_user(error: BaseException) -> NoReturn:
     """As PyTorch's wrapper shows an exception of Dynamo's."""
+    from torch._dynamo.exc import ShortenTraceback, UncapturedHigherOrderOpError, Unsupported
+
     if isinstance(error, (Unsupported, UncapturedHigherOrderOpError)):
         if config.verbose:
             raise error

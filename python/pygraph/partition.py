@@ -233,12 +233,10 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
-        if (
-            self.info.kind != "inference"
-        ):  # whose result leaves one piece, for the next one to find whole
-            gpu_memory.give_back(
-                after=at_stake
-            )  # or the next calls would break up what verification left
+        # What verification has left would be broken up by the next calls. But an inference's result is
+        # alive: only its piece would be left, to be broken up by what the next call needs before it.
+        if self.info.kind != "inference":
+            gpu_memory.give_back(after=at_stake)
         if generation == self._generation:  # not reset meanwhile
             self._conclude(entry, result, seconds)
         return result.outputs

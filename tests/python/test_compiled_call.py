@@ -291,8 +291,11 @@ def test_nothing_is_kept(backend: Backend) -> None:
     assert [reference() for reference in references] == [None, None]
 
 
-def test_an_unknown_pytorch_is_known_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eval_frame, "_callback_from_stance", lambda callback: callback)
+@pytest.mark.parametrize("other", [lambda callback: callback, len], ids=["source", "no source"])
+def test_another_pytorch_is_told_from_the_known_one(
+    other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_frame, "_callback_from_stance", other)
     assert not compiled_call._is_known()
 
 

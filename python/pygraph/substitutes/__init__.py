@@ -103,7 +103,7 @@ def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
     """Of the functions' source; empty where there is none."""
     try:
         text = "".join(inspect.getsource(function) for function in functions)
-    except OSError:
+    except (OSError, TypeError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
