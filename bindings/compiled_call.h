@@ -32,7 +32,7 @@ PyObject* make_compiled_call(const CompiledFunction& compiled);
 
 // A new reference to a `__call__` for the type of compiled modules. A module whose `forward` is a
 // Python function with such a builtin in its attribute kCompiledCall is called without Python in
-// between; any other by `original`, the type's `__call__`.
+// between; any other by `original`, the type's `__call__`. For one type per process.
 PyObject* make_module_call(PyTypeObject* type, PyObject* original);
 
 inline constexpr const char* kCompiledCall = "_pygraph_compiled_call";

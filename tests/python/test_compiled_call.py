@@ -39,9 +39,8 @@ def test_only_programs_of_ours_are_called_by_the_engine() -> None:
         function = torch.compile(lambda x: x + 1, backend=backend)
         for call in (module.forward, function):
             assert hasattr(call, "_pygraph_compiled_call") == is_ours
-        torch.compile(Scaled(), backend=backend, dynamic=True)  # settings to make at each call
-    lazily = torch.compile(Scaled(), backend=OurBackend(), dynamic=True)
-    assert not hasattr(lazily.forward, "_pygraph_compiled_call")
+    with_settings = torch.compile(Scaled(), backend=OurBackend(), dynamic=True)  # at each call
+    assert not hasattr(with_settings.forward, "_pygraph_compiled_call")
 
 
 def test_modules_and_functions(backend: Backend) -> None:
