@@ -2,12 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 
 #include "blas_workspaces.h"
 #include "compiled_call.h"
 #include "graphed_callable.h"
+#include "last_look.h"
 #include "numbers.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
@@ -133,6 +135,24 @@ void bind_recording_pair(py::module_& m) {
       .def("untouched", &RecordingPair::untouched);
 }
 
+// Tensors of a list.
+std::vector<at::Tensor> tensors_of(const py::list& list) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle& object : list) tensors.push_back(THPVariable_Unpack(object.ptr()));
+  return tensors;
+}
+
+void bind_last_look(py::module_& m) {
+  m.def("memory_of", [](const py::object& tensor) {
+    return steal(THPVariable_Wrap(memory_of(THPVariable_Unpack(tensor.ptr()))));
+  });
+  py::class_<LastLook>(m, "LastLook")
+      .def(py::init([](const py::list& tensors, py::function look) {
+        return std::make_unique<LastLook>(tensors_of(tensors), std::move(look));
+      }))
+      .def("end", &LastLook::end);
+}
+
 void bind_graphed_callable(py::module_& m) {
   m.add_object("GraphedCallable", reinterpret_cast<PyObject*>(graphed_callable_type()));
   m.add_object("WholeGraphCallable", reinterpret_cast<PyObject*>(whole_graph_type()));
@@ -213,6 +233,7 @@ PYBIND11_MODULE(_engine, m) {
   });
   bind_captured_graph(m);
   bind_recording_pair(m);
+  bind_last_look(m);
   bind_graphed_callable(m);
   bind_compiled_call(m);
 }

@@ -39,9 +39,8 @@ log = logging.getLogger("pygraph")
 # Signatures remembered after one call. Shapes that never come back must not fill the memory.
 _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
-# the same ones, and watching costs time. It also keeps the arguments alive, so that it costs memory
-# where nobody else does: in a backward.
-_WATCHED, _WATCHED_OF_BACKWARD = 2, 1
+# the same ones, and watching costs time.
+_WATCHED = 2
 
 
 class Partition:
@@ -184,7 +183,7 @@ class Partition:
             self._forget_uncaptured()
         entry = Entry()
         self._wait(key, entry, args)
-        if self._watched >= (_WATCHED_OF_BACKWARD if self.info.is_backward else _WATCHED):
+        if self._watched >= _WATCHED:
             outputs = self.uncaptured(args)
         else:
             outputs = self._watched_call(entry, args)

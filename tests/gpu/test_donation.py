@@ -11,6 +11,7 @@ from torch import nn
 
 from pygraph import rehearsal, runtime
 from pygraph.clones import clone_shared_storages
+from pygraph.watch import Watch
 
 from .support import assert_same, captured, compiled, randn, uncaptured
 
@@ -245,3 +246,16 @@ def test_peak_memory_of_training_is_about_the_uncaptured_one() -> None:
         expected = peak()
     assert peak() <= 1.15 * expected
     assert {row.name for row in captured()} >= {"forward", "backward"}
+
+
+def test_watching_a_call_holds_nothing_that_it_frees() -> None:
+    mib, count = 1 << 20, 8
+    args = [randn(8 * mib) for _ in range(count)]  # of 32 MiB
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    watch = Watch(args, 0)
+    results = [args.pop().add_(1) if len(args) == 3 else args.pop() * 2 for _ in range(count)]
+    assert watch.mutated() == {2}
+    assert len(results) == count
+    assert torch.cuda.max_memory_allocated() - before < 2 * 32 * mib
+    results[2].record_stream(torch.cuda.Stream())  # the allocator's memory again
