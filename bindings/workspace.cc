@@ -53,6 +53,8 @@ void Workspace::resize(uint64_t bytes) {
   const uint64_t before = capacity_;
   free_memory();
   if (bytes == 0) return;
+  // What it grows out of would be a hole that it never fits in again.
+  if (before > 0 && before < bytes) give_free_memory_back();
   try {
     allocate(bytes);
   } catch (...) {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pygraph.distance import Distance, agree, distance, with_outliers
 from pygraph.fingerprint import as_integers, fingerprint
+from pygraph.gpu_memory import MUCH
+from pygraph.host_memory import has_room
 
 # Tensors beyond this are compared by fingerprint, which takes no memory.
 LARGE_BYTES = 1 << 22
@@ -59,14 +61,19 @@ class Mismatch:
 class Comparison:
     """Replays of a graph against uncaptured runs of its function, result by result.
 
-    Keeps the results of one execution, and masks for each; what was added can be freed.
+    Keeps the results of one execution, and masks for each; what was added can be freed. Where that is
+    much it waits in host memory, of which each result has its part on the device while it is compared.
     """
 
-    def __init__(self, ones: Sequence[torch.Tensor], zeros: Sequence[torch.Tensor]) -> None:
-        """Two replays, whose fresh outputs held ones and zeros."""
-        self._unwritten = [unwritten(a, b) for a, b in zip(ones, zeros, strict=True)]
-        self._replay = self._written_bits(ones)
-        self._first = list(ones)  # the replay, then the first run
+    def __init__(self, ones: Sequence[torch.Tensor]) -> None:
+        """A replay whose fresh outputs held ones. ``find_unwritten`` comes next."""
+        # Of what is kept at the most: a result, a mask of what is not written, two more if it differs.
+        kept_bytes = sum(t.nbytes + 3 * t.numel() for t in ones if t.is_cuda)
+        self._waits_in_host_memory = kept_bytes > MUCH and has_room(kept_bytes)
+        self._devices = [t.device for t in ones]
+        self._first = list(map(self._keep, ones))  # the replay, then the first run
+        self._unwritten: list[torch.Tensor] = []
+        self._replay: list[int] = []
         self._run: list[int] = []
         self._garbage: list[torch.Tensor] = []  # by result: NaN in the replay, runs agree on a number
         # By result: elements that do not agree between runs.
@@ -75,32 +82,54 @@ class Comparison:
         self._of_runs = [Distance(0, 0.0)] * len(self._first)
         self._is_left_to_chance = False
 
+    def find_unwritten(self, zeros: Sequence[torch.Tensor]) -> None:
+        """The same replay, whose fresh outputs held zeros."""
+        self._unwritten = [
+            self._keep(unwritten(first, other))
+            for first, other in zip(self._on_device(self._first), zeros, strict=True)
+        ]
+        self._replay = self._written_bits(self._on_device(self._first))
+
     def add_replay(self, results: Sequence[torch.Tensor]) -> None:
         """A replay whose fresh outputs held ones. After runs it is the one that is judged: by then it
         is known better what differs between runs."""
         self._is_left_to_chance |= self._written_bits(results) != self._replay
         if self._run:
-            self._of_replay = self._distances(results, self._first)
+            self._of_replay = self._distances(results, self._on_device(self._first))
 
     def add_run(self, results: Sequence[torch.Tensor]) -> None:
         """An uncaptured run."""
         if not self._run:
             self._run = self._written_bits(results)
-            self._of_replay = self._distances(self._first, results)
-            self._garbage = list(map(_garbage, self._first, results, self._unwritten))
-            self._first = list(results)
+            self._of_replay = self._distances(self._on_device(self._first), results)
+            kept = (self._on_device(self._first), results, self._on_device(self._unwritten))
+            self._garbage = [self._keep(_garbage(*of)) for of in zip(*kept, strict=True)]
+            self._first = list(map(self._keep, results))
             return
         self._is_left_to_chance |= self._written_bits(results) != self._run
-        for i, new in enumerate(self._distances(results, self._first)):
+        for i, new in enumerate(self._distances(results, self._on_device(self._first))):
             old = self._of_runs[i]
             self._of_runs[i] = Distance(max(old.outliers, new.outliers), max(old.error, new.error))
             if new.outliers > 0:
-                self._unsettled[i] = with_outliers(
-                    self._unsettled[i], results[i], self._first[i], self._unwritten[i]
-                )
-        for garbage, result, first in zip(self._garbage, results, self._first, strict=True):
-            if garbage.any():
-                garbage &= agree(result, first)
+                self._note_unsettled(i, results[i])
+            if self._garbage[i].any():
+                agrees = agree(results[i], self._first[i].to(self._devices[i]))
+                self._garbage[i] = self._keep(self._garbage[i].to(self._devices[i]) & agrees)
+
+    def _note_unsettled(self, i: int, result: torch.Tensor) -> None:
+        mask, first, unwritten = (
+            None if kept is None else kept.to(self._devices[i])
+            for kept in (self._unsettled[i], self._first[i], self._unwritten[i])
+        )
+        assert first is not None and unwritten is not None
+        self._unsettled[i] = self._keep(with_outliers(mask, result, first, unwritten))
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if self._waits_in_host_memory else tensor
+
+    def _on_device(self, kept: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """One after the other."""
+        return (tensor.to(device) for tensor, device in zip(kept, self._devices, strict=True))
 
     def mismatches(self) -> list[Mismatch]:
         """The results that the graph may have got wrong, by what was added until now.
@@ -126,14 +155,18 @@ class Comparison:
                 found.append(Mismatch(i, replay, runs))
         return found
 
-    def _written_bits(self, results: Sequence[torch.Tensor]) -> list[int]:
+    def _written_bits(self, results: Iterable[torch.Tensor]) -> list[int]:
         """A fingerprint per result, of what kernels write: the rest is whatever was there."""
-        return fingerprints(map(_with_zeros, results, self._unwritten))
+        return fingerprints(map(_with_zeros, results, self._on_device(self._unwritten)))
 
     def _distances(
-        self, results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+        self, results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]
     ) -> list[Distance]:
-        return list(map(distance, results, others, self._unwritten, self._unsettled))
+        unsettled = (
+            None if mask is None else mask.to(device)
+            for mask, device in zip(self._unsettled, self._devices, strict=True)
+        )
+        return list(map(distance, results, others, self._on_device(self._unwritten), unsettled))
 
 
 def _with_zeros(result: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -167,9 +167,8 @@ class Run(Rehearsal):
     def _compare(self, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
         """gives_away: whether the two replays that show what no kernel writes use donated memory. What
         is in such memory cannot be poisoned, so they show less; but they need less memory, too."""
-        comparison = Comparison(
-            *(self._replay(poison, suspects, gives_away) for poison in (ONES, ZEROS))
-        )
+        comparison = Comparison(self._replay(ONES, suspects, gives_away))
+        comparison.find_unwritten(self._replay(ZEROS, suspects, gives_away))
         for _ in range(_FEW_RUNS):
             comparison.add_run(self._run(suspects))
         mismatches = self._judge(comparison, suspects)

@@ -11,6 +11,7 @@ from torch import nn
 
 from pygraph import rehearsal, runtime
 from pygraph.clones import clone_shared_storages
+from pygraph.compare import Comparison
 from pygraph.watch import Watch
 
 from .support import assert_same, captured, compiled, randn, uncaptured
@@ -259,3 +260,23 @@ def test_watching_a_call_holds_nothing_that_it_frees() -> None:
     assert len(results) == count
     assert torch.cuda.max_memory_allocated() - before < 2 * 32 * mib
     results[2].record_stream(torch.cuda.Stream())  # the allocator's memory again
+
+
+def test_results_that_are_compared_wait_in_host_memory() -> None:
+    results = [randn(16 << 20) for _ in range(2)]  # of 64 MiB
+    before = torch.cuda.memory_allocated()
+    comparison = Comparison(results)
+    comparison.find_unwritten([t.clone() for t in results])
+    for number in range(3):
+        noisy = [t * (1 + 1e-6 * torch.rand_like(t)) for t in results]
+        if number == 1:
+            noisy[0][:100] *= -1
+        comparison.add_run(noisy)
+        del noisy
+        assert torch.cuda.memory_allocated() - before < 1 << 20
+    comparison.add_replay(results)
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    assert comparison.mismatches() == []
+    results[1][7] = 1000
+    comparison.add_replay(results)
+    assert [mismatch.position for mismatch in comparison.mismatches()] == [1]

@@ -188,7 +188,7 @@ def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(_calls(model, x, 1), module(x))
         states.add(pygraph.stats()[0].state)
     assert states == {"captured", "measuring"}
-    assert pygraph.stats()[0].timings[REPLAYED].latency < old.latency * 3
+    assert pygraph.stats()[0].timings[REPLAYED].device < old.device * 5  # not 9 any more
 
 
 def test_an_uncaptured_decision_whose_time_changed_is_recorded_anew(
