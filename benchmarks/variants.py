@@ -19,8 +19,8 @@ VARIANTS = ("eager", "inductor+graphs", "inductor", "pygraph", "hand-made graph"
 # then relocation instead of copies, then ("pygraph") selection. And PyGraph with kernels one after the
 # other, as recorded.
 ABLATION = ("inductor+graphs+transforms", "pygraph, every graph", "pygraph, one lane")
-# Variants whose code another one has compiled before: they share its caches, which saves time, and keeps
-# kernels that are tuned by chance from differing between them. What PyGraph's graphs could reach is
+# Variants whose code another one has compiled before: they share its caches, which saves time, and
+# keeps kernels that are tuned by chance from differing. What PyGraph's graphs could reach is
 # shown by a hand-made graph with PyGraph's kernels, as far as they are the same.
 SAME_CODE = {
     "inductor": "inductor+graphs",
