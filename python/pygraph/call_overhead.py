@@ -1,15 +1,14 @@
 """Makes what Dynamo does before each call cheaper, for programs that PyGraph compiles.
 
-A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Six parts of
-that can be had for less, with the same result (and more by :mod:`pygraph.compiled_call`):
+A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Much of that
+can be had for less, with the same result. :mod:`pygraph.compiled_call` makes the way to Dynamo's guards
+shorter, :mod:`pygraph.guards` the guards; here are
 
     the range            Dynamo brackets the code that loads a graph's arguments with a range for
                          profilers, at two calls of Python functions, profiler or not. It is left out.
     numbers              a NumPy number in a model is made a tensor up to four times per call: for two
                          guards, and twice to be passed. (Python's numbers, where they vary, once.) The
                          engine's ``as_tensor`` does it once to pass it, in a seventh of the time.
-    saved tensors' hooks every program has a guard, in Python, that looks for default hooks on saved
-                         tensors. Where there are none, the engine says so.
     the module's flag    a generator-based context around each call of a compiled module sets a flag;
                          a class does the same in a third of the time.
     dead wrappers        torch.autograd.Function, which a training step's forward is, looks at each
@@ -20,7 +19,7 @@ that can be had for less, with the same result (and more by :mod:`pygraph.compil
                          meanwhile. A graph that is one partition runs no Python, unless it runs
                          uncaptured, by a function that has been made so before.
 
-The first three and the last are settings of the compilation that is going on, changed when the backend
+The first two and the last are settings of the compilation that is going on, changed when the backend
 is done, before Dynamo generates code and guards, and set back at the compilation's end: other backends'
 programs are as always. The others are functions of PyTorch's, replaced for the process by equal ones.
 """
@@ -37,14 +36,13 @@ from torch._dynamo import decorators, eval_frame, guards
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
-from torch._functorch._aot_autograd import utils as aot_utils
-from torch._guards import CompileContext, Guard
+from torch._guards import CompileContext
 
+from pygraph import guards as cheaper_guards
 from pygraph import runtime
 from pygraph.substitutes import digest_of
 
 _dynamos_from_numpy = guards.from_numpy
-_dynamos_guard_hooks = getattr(guards.GuardBuilder, "AUTOGRAD_SAVED_TENSORS_HOOKS", None)
 _is_left_out = False  # whether the range's setting is to be set back; Dynamo compiles under one lock
 
 
@@ -59,8 +57,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
         dynamo_config.record_runtime_overhead = False
         _is_left_out = True
     decorators.DisableContext = _DisableContext
-    if _dynamos_guard_hooks is not None and digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_GUARD:
-        guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _guard_hooks
+    cheaper_guards.make_cheaper()
     as_tensor = runtime.engine().as_tensor
     guards.from_numpy = _from_numpy
     guards._CLOSURE_VARS = {
@@ -75,8 +72,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
 def _set_back(_: CallbackArgs) -> None:
     global _is_left_out
     decorators.DisableContext = eval_frame.DisableContext
-    if _dynamos_guard_hooks is not None:
-        guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS = _dynamos_guard_hooks
+    cheaper_guards.set_back()
     guards.from_numpy = _dynamos_from_numpy
     guards._CLOSURE_VARS = None  # made anew where it is needed
     if _is_left_out:
@@ -91,26 +87,6 @@ class _DisableContext(eval_frame.DisableContext):  # type: ignore[misc]
         if type(function) is runtime.engine().WholeGraphCallable:
             return function
         return super().__call__(function)
-
-
-def _has_inlineable_hooks() -> bool:
-    hooks = aot_utils.top_saved_tensors_hooks()
-    return bool(aot_utils.saved_tensors_hooks_are_inlineable(hooks))
-
-
-def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
-    """As Dynamo's, for what is compiled without such hooks that could be inlined."""
-    if _has_inlineable_hooks():
-        assert _dynamos_guard_hooks is not None
-        _dynamos_guard_hooks(builder, guard)
-        return
-    code = ["torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"]
-    builder._set_guard_export_info(guard, code)
-    builder.guard_manager.root.add_lambda_guard(
-        runtime.engine().saved_hooks_guard(lambda _: not _has_inlineable_hooks()),
-        guards.get_verbose_code_parts(code, guard),
-        guard.user_stack,
-    )
 
 
 def _from_numpy(value: Any) -> Any:
@@ -168,7 +144,6 @@ def _unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # Of the source of what is replaced.
-_DIGEST_OF_GUARD = "4cd8c804ac8105b6"
 _DIGEST_OF_FLAG = "9b4257c4371859cd"
 _DIGEST_OF_UNWRAP = "b602dde17a03fcfb"
 

@@ -16,7 +16,6 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import call_overhead, runtime
 from pygraph.shortcut import Route, Shortcut
-from pygraph.substitutes import digest_of
 
 NUMBERS = (
     *(np.float64(2.5), np.float32(-2.5), np.float16(1.5), np.float64("nan"), np.float64("inf")),
@@ -223,44 +222,6 @@ def test_autograd_functions_are_traced_as_always(monkeypatch: pytest.MonkeyPatch
     compiled = torch.compile(lambda x: _Twice.apply(x, 3), backend="aot_eager", fullgraph=True)
     compiled(x).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 3.0))
-
-
-@pytest.mark.parametrize("reduces", [True, False])
-def test_hooks_on_saved_tensors_are_guarded(reduces: bool) -> None:
-    torch._dynamo.reset()
-    backend = Backend(reduces)
-    compiled = torch.compile(lambda x: (x * x).sum(), backend=backend)
-    inlineable = torch.fx.symbolic_trace(lambda x: x + 0)
-    seen: list[torch.Tensor] = []
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        seen.append(x)
-        return x
-
-    def gradient() -> torch.Tensor:
-        x = torch.arange(3.0, requires_grad=True)
-        compiled(x).backward()
-        assert x.grad is not None
-        return x.grad
-
-    two_x = 2 * torch.arange(3.0)
-    for _ in range(2):
-        assert torch.equal(gradient(), two_x)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            assert torch.equal(gradient(), two_x)
-        assert backend.graphs == 1
-    assert seen
-    with torch.autograd.graph.saved_tensors_hooks(inlineable, inlineable):
-        assert torch.equal(gradient(), two_x)
-        assert backend.graphs == 2
-    assert torch.equal(gradient(), two_x)
-    assert backend.graphs == 2
-    assert guards.GuardBuilder.AUTOGRAD_SAVED_TENSORS_HOOKS is call_overhead._dynamos_guard_hooks
-
-
-def test_the_guard_on_hooks_is_known() -> None:
-    method = call_overhead._dynamos_guard_hooks
-    assert digest_of((method,)) == call_overhead._DIGEST_OF_GUARD
 
 
 class _WholeGraph(Backend):

@@ -1,0 +1,112 @@
+"""Makes two of Dynamo's guards cheaper, for programs that PyGraph compiles.
+
+    saved tensors' hooks   every program has a guard, in Python, that looks for default hooks on saved
+                           tensors. Where there are none, the engine says so.
+    attributes of modules  a loop over a Sequential or a ModuleList asks for ``__iter__``, and so does a
+                           guard. In many models that is all that keeps Dynamo from checking the tree of
+                           modules at once: it skips a module, and all in it, as long as none of its
+                           dictionaries has changed, but only if nothing in it is looked up in other
+                           ways. What a module's class has, all modules of that class have, so the class
+                           is guarded instead.
+
+Guards know the method of Dynamo's that will make them from the time they are noted, which is before the
+backend is called. So it is the call of that method which is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo import guards
+from torch._dynamo.source import AttrSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._functorch._aot_autograd import utils as aot_utils
+from torch._guards import Guard
+
+from pygraph import runtime
+from pygraph.substitutes import digest_of
+
+_dynamos_create = Guard.create
+_dynamos_guard_hooks = getattr(guards.GuardBuilder, "AUTOGRAD_SAVED_TENSORS_HOOKS", None)
+_dynamos_guard_attribute = getattr(guards.GuardBuilder, "HASATTR", None)
+
+# Of the source of what is replaced.
+_DIGEST_OF_HOOKS = "4cd8c804ac8105b6"
+_DIGEST_OF_ATTRIBUTE = "15d8a69b7d7198cd"
+_DIGEST_OF_CREATE = "e6b2f0a0f5c226e3"
+
+
+def make_cheaper() -> None:
+    """The guards of the program that is being compiled; until :func:`set_back`."""
+    if digest_of((_dynamos_create,)) != _DIGEST_OF_CREATE:
+        return
+    ours: dict[Any, Callable[[guards.GuardBuilder, Guard], None]] = {}
+    if _dynamos_guard_hooks and digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_HOOKS:
+        ours[_dynamos_guard_hooks] = _guard_hooks
+    if (
+        _dynamos_guard_attribute
+        and digest_of((_dynamos_guard_attribute,)) == _DIGEST_OF_ATTRIBUTE
+        and not _writes_to_objects()
+    ):
+        ours[_dynamos_guard_attribute] = _guard_attribute
+
+    def create(guard: Guard, builder: guards.GuardBuilder) -> Any:
+        make = ours.get(guard.create_fn)
+        return make(builder, guard) if make else _dynamos_create(guard, builder)
+
+    Guard.create = create  # type: ignore[assignment,method-assign]
+
+
+def set_back() -> None:
+    """At the compilation's end."""
+    Guard.create = _dynamos_create  # type: ignore[method-assign]
+
+
+def _writes_to_objects() -> bool:
+    """Whether the program changes objects that it found. If one of these is in a module, that module's
+    dictionaries change at every call, and it must be checked apart from others."""
+    effects = InstructionTranslator.current_tx().output.side_effects
+    return any(
+        isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
+        and effects.is_modified(variable)
+        for variable in effects.id_to_variable.values()
+    )
+
+
+def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
+    """As Dynamo's, that an object has an attribute, or has none of that name."""
+    source = guard.originating_source
+    if isinstance(source, AttrSource) and _is_of_class(builder.get(source.base), source.member):
+        builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+        return
+    assert _dynamos_guard_attribute is not None
+    _dynamos_guard_attribute(builder, guard)
+
+
+def _is_of_class(value: Any, name: str) -> bool:
+    return (
+        isinstance(value, torch.nn.Module) and hasattr(type(value), name) and name not in value.__dict__
+    )
+
+
+def _has_inlineable_hooks() -> bool:
+    hooks = aot_utils.top_saved_tensors_hooks()
+    return bool(aot_utils.saved_tensors_hooks_are_inlineable(hooks))
+
+
+def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
+    """As Dynamo's, for what is compiled without such hooks that could be inlined."""
+    if _has_inlineable_hooks():
+        assert _dynamos_guard_hooks is not None
+        _dynamos_guard_hooks(builder, guard)
+        return
+    code = ["torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"]
+    builder._set_guard_export_info(guard, code, provided_func_name=guard.create_fn_name())
+    builder.guard_manager.root.add_lambda_guard(
+        runtime.engine().saved_hooks_guard(lambda _: not _has_inlineable_hooks()),
+        guards.get_verbose_code_parts(code, guard),
+        guard.user_stack,
+    )
