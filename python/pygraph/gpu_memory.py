@@ -13,6 +13,8 @@ from pygraph import runtime
 # Bytes that a graph works with, from which on it is worth a pause.
 MUCH = 1 << 25
 
+_is_due = False  # whether the next call gives memory back; a race costs or saves one time
+
 
 def bytes_on_gpu(args: Iterable[Any]) -> int:
     """Of all tensors among ``args``."""
@@ -26,6 +28,21 @@ def give_back(after: int) -> None:
     PyTorch may refuse it while another thread captures.
     """
     if after > MUCH:
+        give_back_all()
+
+
+def give_back_at_next_call(after: int) -> None:
+    """As :func:`give_back`, once this call's results are gone. While they are alive, their pieces would
+    be all that is left, to be broken up by whatever is needed before tensors of their size."""
+    global _is_due
+    _is_due |= after > MUCH
+
+
+def give_back_if_due() -> None:
+    """At the beginning of a call."""
+    global _is_due
+    if _is_due:
+        _is_due = False
         give_back_all()
 
 

@@ -87,6 +87,7 @@ class Partition:
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
         """Called by the engine when nothing is decided for the arguments, or a look is due."""
+        gpu_memory.give_back_if_due()
         if any(isinstance(arg, (tuple, list)) for arg in args):
             return self._call_unpacked(args)
         if torch.autograd.profiler._is_profiler_enabled:
@@ -232,10 +233,7 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
-        # What verification has left would be broken up by the next calls. But an inference's result is
-        # alive: only its piece would be left, to be broken up by what the next call needs before it.
-        if self.info.kind != "inference":
-            gpu_memory.give_back(after=at_stake)
+        gpu_memory.give_back_at_next_call(after=at_stake)  # what verification has left
         if generation == self._generation:  # not reset meanwhile
             self._conclude(entry, result, seconds)
         return result.outputs

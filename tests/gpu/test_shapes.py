@@ -92,13 +92,14 @@ def test_memory_is_given_back() -> None:
 
 def test_a_workspace_that_grows_leaves_no_hole() -> None:
     model = compiled(_function, dynamic=True)
-    for size in (3072, 4096):  # workspaces of 36 and 64 MiB
+    for size in (2560, 3584):  # with 25 and 49 MiB of it for products
         _run(model, [size] * 2)
         x = randn(size, 64)
         with torch.no_grad():
-            result = model(x)
-    assert captured()[-1].workspace_bytes >= 64 << 20
-    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 36 << 20
+            result = model(x)  # the first to need the graph's workspace for good
+    small, large = sorted(row.workspace_bytes for row in captured())
+    assert 20 << 20 < small < large
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < small
     del result
 
 

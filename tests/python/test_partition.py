@@ -14,7 +14,7 @@ import torch
 from pygraph import partition as partition_module
 from pygraph import recorder, runtime
 from pygraph.capture import Attempt
-from pygraph.entry import Entry, Kind, Pending, State
+from pygraph.entry import Entry, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
@@ -183,12 +183,12 @@ def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [3, 4]
 
 
-@pytest.mark.parametrize("kind", ["inference", "forward", "backward"])
 def test_the_allocator_gives_back_what_tuning_and_verification_leave(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But where a result is alive at the end, only its piece would be left, for all that follows."""
+    """But while results are alive, only their pieces would be left, for all that follows."""
     events: list[str] = []
+    monkeypatch.setattr(partition_module.gpu_memory, "_is_due", False)
     monkeypatch.setattr(partition_module.gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
     monkeypatch.setattr(
         partition_module.gpu_memory, "give_back_all", lambda: events.append("give back")
@@ -205,12 +205,17 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
         return Attempt(list(args), failure="a host callback")
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
-    info = dataclasses.replace(INFO, kind=kind)
-    partition = Partition(function, info, Options(select="always"))
+    monkeypatch.setattr(runtime.engine(), "signature", lambda args, device: repr(args).encode())
+    partition = Partition(function, INFO, Options(select="always"))
     partition._watched_call(Entry(), [5])
     assert events == ["give back", "call"]
     partition._capture(Entry(), [5])
-    assert events[2:] == ["give back", "verify", *(["give back"] if kind != "inference" else [])]
+    assert events[2:] == ["give back", "verify"]
+    events.clear()
+    partition._watched = 2  # the next calls are not
+    partition._miss([6])
+    partition._miss([7])
+    assert events == ["give back", "call", "call"]
 
 
 def _call(partition: Partition, number: object) -> Entry:
