@@ -16,6 +16,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import call_overhead, runtime
 from pygraph.shortcut import Route, Shortcut
+from tests.python.compiled_programs import ReducingBackend
 
 NUMBERS = (
     *(np.float64(2.5), np.float32(-2.5), np.float16(1.5), np.float64("nan"), np.float64("inf")),
@@ -25,24 +26,10 @@ NUMBERS = (
 )
 
 
-class Backend:
-    """Runs the graph as it is, and counts the graphs that Dynamo makes."""
-
-    def __init__(self, reduces: bool) -> None:
-        self.reduces = reduces
-        self.graphs = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        if self.reduces:
-            call_overhead.reduce(gm)
-        return gm.forward
-
-
 def _code(function: Callable[..., Any], reduces: bool) -> types.CodeType:
     torch._dynamo.reset()
     assert torch.equal(
-        torch.compile(function, backend=Backend(reduces))(torch.ones(2)), torch.ones(2) + 1
+        torch.compile(function, backend=ReducingBackend(reduces))(torch.ones(2)), torch.ones(2) + 1
     )
     return _code_of(function)
 
@@ -120,7 +107,7 @@ class Scaled(torch.nn.Module):
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.array])
 def test_numbers_of_a_model_may_change(kind: Callable[[Any], Any]) -> None:
     torch._dynamo.reset()
-    model, backend = Scaled(kind(4)), Backend(reduces=True)
+    model, backend = Scaled(kind(4)), ReducingBackend(reduces=True)
     compiled = torch.compile(model, backend=backend)
     x = torch.ones(3)
     for value in (4, 8, 16):
@@ -140,7 +127,7 @@ def test_numbers_of_other_backends_are_loaded_as_always() -> None:
     before = guards.from_numpy, guards._get_closure_vars()["___from_numpy"]
     for reduces in (True, False):
         torch._dynamo.reset()
-        torch.compile(Scaled(np.float64(4)), backend=Backend(reduces))(torch.ones(3))
+        torch.compile(Scaled(np.float64(4)), backend=ReducingBackend(reduces))(torch.ones(3))
         (entry,) = _debug_get_cache_entry_list(Scaled.forward.__code__)
         assert ("__import_pygraph_dot__engine" in entry.code.co_names) == reduces
     assert (guards.from_numpy, guards._get_closure_vars()["___from_numpy"]) == before
@@ -148,7 +135,7 @@ def test_numbers_of_other_backends_are_loaded_as_always() -> None:
 
 def test_numbers_of_python_that_vary() -> None:
     torch._dynamo.reset()
-    backend = Backend(reduces=True)
+    backend = ReducingBackend(reduces=True)
     compiled = torch.compile(lambda x, scale: x * scale, backend=backend, dynamic=True)
     x = torch.ones(3)
     for scale in (0.5, 1 / 3, 2.0, float("inf")):
@@ -224,7 +211,7 @@ def test_autograd_functions_are_traced_as_always(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(x.grad, torch.full((2,), 3.0))
 
 
-class _WholeGraph(Backend):
+class _WholeGraph(ReducingBackend):
     """Returns what PyGraph's backend returns for a graph that is one partition."""
 
     def __init__(self) -> None:

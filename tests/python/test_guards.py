@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,22 +12,9 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import Guard
 
-from pygraph import call_overhead, guards
+from pygraph import guards
 from pygraph.substitutes import digest_of
-
-
-class Backend:
-    """Runs the graph as it is, and counts the graphs that Dynamo makes."""
-
-    def __init__(self, reduces: bool) -> None:
-        self.reduces = reduces
-        self.graphs = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        if self.reduces:
-            call_overhead.reduce(gm)
-        return gm.forward
+from tests.python.compiled_programs import ReducingBackend
 
 
 def _guards_of(function: Callable[..., Any]) -> Any:
@@ -62,7 +49,7 @@ def test_no_python_runs_while_guards_are_checked() -> None:
     for reduces in (True, False):
         torch._dynamo.reset()
         x = torch.ones(2)
-        torch.compile(function, backend=Backend(reduces))(x)
+        torch.compile(function, backend=ReducingBackend(reduces))(x)
         manager = _guards_of(function).root
         assert ("call" in _events(lambda manager=manager, x=x: manager.check({"x": x}))) != reduces
         assert Guard.create is guards._dynamos_create
@@ -71,7 +58,7 @@ def test_no_python_runs_while_guards_are_checked() -> None:
 @pytest.mark.parametrize("reduces", [True, False])
 def test_hooks_on_saved_tensors_are_guarded(reduces: bool) -> None:
     torch._dynamo.reset()
-    backend = Backend(reduces)
+    backend = ReducingBackend(reduces)
     compiled = torch.compile(lambda x: (x * x).sum(), backend=backend)
     inlineable = torch.fx.symbolic_trace(lambda x: x + 0)
     seen: list[torch.Tensor] = []
@@ -220,7 +207,7 @@ def test_changes_of_a_model_are_seen_where_dynamo_sees_them(change: Callable[[Mo
     graphs, results = [], []
     for reduces in (False, True):
         torch._dynamo.reset()
-        model, backend = Model().eval(), Backend(reduces)
+        model, backend = Model().eval(), ReducingBackend(reduces)
         compiled = torch.compile(model, backend=backend)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), Model().eval()(x))
@@ -238,7 +225,7 @@ def test_a_model_is_checked_at_once() -> None:
     counts = []
     for reduces in (True, False):
         torch._dynamo.reset()
-        torch.compile(Model().eval(), backend=Backend(reduces))(torch.ones(4, 3))
+        torch.compile(Model().eval(), backend=ReducingBackend(reduces))(torch.ones(4, 3))
         counts.append(_trees_checked_at_once(Model.forward))
     assert counts == [1, 9]  # without: each layer of each block
 
@@ -246,7 +233,7 @@ def test_a_model_is_checked_at_once() -> None:
 def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
     torch._dynamo.reset()
     model = Counting().eval()
-    compiled = torch.compile(model, backend=Backend(reduces=True))
+    compiled = torch.compile(model, backend=ReducingBackend(reduces=True))
     for _ in range(3):
         compiled(torch.ones(4, 3))
     assert model.calls == 3
@@ -265,7 +252,7 @@ def test_what_is_not_a_module_is_guarded_as_always() -> None:
         return x + 1 if hasattr(settings, "__iter__") else x - 1
 
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=Backend(reduces=True))
+    compiled = torch.compile(function, backend=ReducingBackend(reduces=True))
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     del Settings.__iter__
     assert torch.equal(compiled(torch.ones(2)), torch.zeros(2))
@@ -275,6 +262,6 @@ def test_what_is_not_a_module_is_guarded_as_always() -> None:
 def test_another_pytorch_keeps_its_guards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, name, "another")
     torch._dynamo.reset()
-    torch.compile(Model().eval(), backend=Backend(reduces=True))(torch.ones(4, 3))
+    torch.compile(Model().eval(), backend=ReducingBackend(reduces=True))(torch.ones(4, 3))
     assert _trees_checked_at_once(Model.forward) == 9
     assert Guard.create is guards._dynamos_create
