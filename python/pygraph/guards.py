@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch._dynamo import guards
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, ChainedSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._functorch._aot_autograd import utils as aot_utils
-from torch._guards import Guard
+from torch._guards import Guard, Source
 
 from pygraph import runtime
 from pygraph.substitutes import digest_of
@@ -81,6 +81,7 @@ def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
     source = guard.originating_source
     if isinstance(source, AttrSource) and _is_of_class(builder.get(source.base), source.member):
         builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+        _keep_apart(builder, source)
         return
     assert _dynamos_guard_attribute is not None
     _dynamos_guard_attribute(builder, guard)
@@ -90,6 +91,24 @@ def _is_of_class(value: Any, name: str) -> bool:
     return (
         isinstance(value, torch.nn.Module) and hasattr(type(value), name) and name not in value.__dict__
     )
+
+
+def _keep_apart(builder: guards.GuardBuilder, source: Source) -> None:
+    """Lets the model itself be checked at each call, and what it consists of be skipped.
+
+    Once a dictionary in a tree has changed, Dynamo checks all of that tree at each call from then on,
+    and it is the model itself that programs set attributes of. A look-up that always succeeds does it.
+    """
+    while isinstance(source, ChainedSource):
+        source = source.base
+    model = builder.get(source)
+    if isinstance(model, torch.nn.Module):
+        builder.get_guard_manager_from_source(source).getattr_manager(
+            attr="__class__",
+            source=f"{source.name}.__class__",
+            example_value=type(model),
+            guard_manager_enum=guards.GuardManagerType.GUARD_MANAGER,
+        )
 
 
 def _has_inlineable_hooks() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -227,7 +228,15 @@ def test_a_model_is_checked_at_once() -> None:
         torch._dynamo.reset()
         torch.compile(Model().eval(), backend=ReducingBackend(reduces))(torch.ones(4, 3))
         counts.append(_trees_checked_at_once(Model.forward))
-    assert counts == [1, 9]  # without: each layer of each block
+    assert counts == [1, 9]  # all blocks; without: each layer of each block
+
+
+def test_the_model_itself_is_kept_apart() -> None:
+    """Programs set attributes of it, and Dynamo checks all of a tree once it has changed."""
+    torch._dynamo.reset()
+    torch.compile(Model().eval(), backend=ReducingBackend(reduces=True))(torch.ones(4, 3))
+    (model,) = re.findall(r"source=L\['self'\], .*tag_safe=(.*)", str(_guards_of(Model.forward)))
+    assert model == "(False, False)"
 
 
 def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
