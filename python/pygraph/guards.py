@@ -6,7 +6,7 @@
                            guard. In many models that is all that keeps Dynamo from checking the tree of
                            modules at once: it skips a module, and all in it, as long as none of its
                            dictionaries has changed, but only if nothing in it is looked up in other
-                           ways. What a module's class has, all modules of that class have, so the class
+                           ways. A method of a module's class is one of all such modules, so the class
                            is guarded instead.
 
 Guards know the method of Dynamo's that will make them from the time they are noted, which is before the
@@ -15,6 +15,8 @@ backend is called. So it is the call of that method which is replaced.
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +81,7 @@ def _writes_to_objects() -> bool:
 def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
     """As Dynamo's, that an object has an attribute, or has none of that name."""
     source = guard.originating_source
-    if isinstance(source, AttrSource) and _is_of_class(builder.get(source.base), source.member):
+    if isinstance(source, AttrSource) and _is_method(builder.get(source.base), source.member):
         builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
         _keep_apart(builder, source)
         return
@@ -87,10 +89,11 @@ def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
     _dynamos_guard_attribute(builder, guard)
 
 
-def _is_of_class(value: Any, name: str) -> bool:
-    return (
-        isinstance(value, torch.nn.Module) and hasattr(type(value), name) and name not in value.__dict__
-    )
+def _is_method(value: Any, name: str) -> bool:
+    """Whether a module has this attribute from its class, whatever else it has."""
+    if not isinstance(value, torch.nn.Module) or name in value.__dict__:
+        return False
+    return isinstance(inspect.getattr_static(type(value), name, None), types.FunctionType)
 
 
 def _keep_apart(builder: guards.GuardBuilder, source: Source) -> None:

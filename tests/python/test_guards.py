@@ -250,6 +250,26 @@ def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
     assert all(str(entry.guard_manager).count("tag_safe=(True, True)") == 9 for entry in entries)
 
 
+class Late(nn.Module):
+    """Has an attribute that depends on another."""
+
+    @property
+    def shift(self) -> float:
+        return self.amount * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift if hasattr(self, "shift") else x
+
+
+def test_a_property_may_come_late() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(Late())
+    compiled = torch.compile(model, backend=ReducingBackend(reduces=True))
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
+    model[0].amount = 4
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 9.0))
+
+
 def test_what_is_not_a_module_is_guarded_as_always() -> None:
     class Settings:
         def __iter__(self) -> Any:
