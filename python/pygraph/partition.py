@@ -233,7 +233,11 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
-        gpu_memory.give_back_at_next_call(after=at_stake)  # what verification has left
+        # What verification has left; a call of a graph that is used already does not ask, so in
+        # training, where no result of the program's is alive, part of it goes at once.
+        gpu_memory.give_back_at_next_call(after=at_stake)
+        if self.info.kind != "inference":
+            gpu_memory.give_back(after=at_stake)
         if generation == self._generation:  # not reset meanwhile
             self._conclude(entry, result, seconds)
         return result.outputs

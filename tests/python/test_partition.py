@@ -183,8 +183,9 @@ def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [3, 4]
 
 
+@pytest.mark.parametrize("kind", ["inference", "forward", "backward"])
 def test_the_allocator_gives_back_what_tuning_and_verification_leave(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But while results are alive, only their pieces would be left, for all that follows."""
     events: list[str] = []
@@ -206,11 +207,12 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)
     monkeypatch.setattr(runtime.engine(), "signature", lambda args, device: repr(args).encode())
-    partition = Partition(function, INFO, Options(select="always"))
+    info = dataclasses.replace(INFO, kind=kind)
+    partition = Partition(function, info, Options(select="always"))
     partition._watched_call(Entry(), [5])
     assert events == ["give back", "call"]
     partition._capture(Entry(), [5])
-    assert events[2:] == ["give back", "verify"]
+    assert events[2:] == ["give back", "verify", *(["give back"] if kind != "inference" else [])]
     events.clear()
     partition._watched = 2  # the next calls are not
     partition._miss([6])
