@@ -14,7 +14,7 @@ import torch
 from pygraph import partition as partition_module
 from pygraph import recorder, runtime
 from pygraph.capture import Attempt
-from pygraph.entry import Entry, Pending, State
+from pygraph.entry import Entry, Kind, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
