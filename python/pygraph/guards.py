@@ -21,9 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo import guards
+from torch._dynamo import guards, symbolic_convert
 from torch._dynamo.source import AttrSource, ChainedSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._functorch._aot_autograd import utils as aot_utils
 from torch._guards import Guard, Source
@@ -68,9 +67,12 @@ def set_back() -> None:
 
 
 def _writes_to_objects() -> bool:
-    """Whether the program changes objects that it found. If one of these is in a module, that module's
-    dictionaries change at every call, and it must be checked apart from others."""
-    effects = InstructionTranslator.current_tx().output.side_effects
+    """Whether the program changes objects that it found, or may. If one of these is in a module, that
+    module's dictionaries change at every call, and it must be checked apart from others."""
+    translator = getattr(symbolic_convert.tls, "current_tx", None)
+    if translator is None:
+        return True
+    effects = translator.output.side_effects
     return any(
         isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
         and effects.is_modified(variable)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import symbolic_convert
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import Guard
 
@@ -268,6 +269,11 @@ def test_a_property_may_come_late() -> None:
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     model[0].amount = 4
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 9.0))
+
+
+def test_without_a_translator_guards_are_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbolic_convert.tls, "current_tx", None, raising=False)
+    assert guards._writes_to_objects()
 
 
 def test_what_is_not_a_module_is_guarded_as_always() -> None:
