@@ -233,8 +233,8 @@ class Partition:
             self._policy.note_recording(seconds)
             runtime.record_lock.release()
         args.clear()
-        # What verification has left; a call of a graph that is used already does not ask, so in
-        # training, where no result of the program's is alive, part of it goes at once.
+        # What verification has left. A graph that is used already does not ask at its next call, so
+        # part of it goes at once; but not where an inference's result is alive (docs/design.md).
         gpu_memory.give_back_at_next_call(after=at_stake)
         if self.info.kind != "inference":
             gpu_memory.give_back(after=at_stake)

@@ -248,6 +248,7 @@ def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
         compiled(torch.ones(4, 3))
     assert model.calls == 3
     entries = _debug_get_cache_entry_list(Counting.forward.__code__)  # type: ignore[attr-defined]
+    assert entries
     assert all(str(entry.guard_manager).count("tag_safe=(True, True)") == 9 for entry in entries)
 
 
@@ -269,6 +270,16 @@ def test_a_property_may_come_late() -> None:
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     model[0].amount = 4
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 9.0))
+
+
+def test_only_methods_stand_for_their_class() -> None:
+    layers, late = nn.Sequential(), Late()
+    assert guards._is_method(layers, "__iter__")
+    assert not guards._is_method(late, "shift")
+    late.__dict__["forward"] = lambda x: x
+    assert not guards._is_method(late, "forward")
+    assert not guards._is_method(layers, "missing")
+    assert not guards._is_method([], "__iter__")
 
 
 def test_without_a_translator_guards_are_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
