@@ -11,6 +11,7 @@
 #include "graphed_callable.h"
 #include "last_look.h"
 #include "numbers.h"
+#include "parameter_loader.h"
 #include "pygraph/link.h"
 #include "recording_pair.h"
 #include "saved_hooks.h"
@@ -205,6 +206,16 @@ void bind_compiled_call(py::module_& m) {
   });
   m.def("saved_hooks_guard", [](const py::function& otherwise) {
     return steal(make_saved_hooks_guard(otherwise.ptr()));
+  });
+  m.def("parameter_loader", [](const std::vector<std::pair<uint32_t, std::string>>& containers,
+                               const std::vector<std::pair<uint32_t, std::string>>& items,
+                               std::vector<uint32_t> results) {
+    ParameterPaths paths;
+    for (const auto& [owner, attribute] : containers)
+      paths.containers.push_back({owner, attribute});
+    for (const auto& [container, key] : items) paths.items.push_back({container, key});
+    paths.results = std::move(results);
+    return steal(make_parameter_loader(paths));
   });
   m.def("module_call", [](const py::type& type, const py::object& original) {
     return steal(make_module_call(reinterpret_cast<PyTypeObject*>(type.ptr()), original.ptr()));

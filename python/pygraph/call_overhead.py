@@ -39,7 +39,7 @@ from torch._dynamo.source import ChainedSource, NumpyTensorSource
 from torch._guards import CompileContext
 
 from pygraph import guards as cheaper_guards
-from pygraph import runtime
+from pygraph import parameters, runtime
 from pygraph.substitutes import digest_of
 
 _dynamos_from_numpy = guards.from_numpy
@@ -67,6 +67,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
     }
     for node in gm.graph.find_nodes(op="placeholder"):
         _load_cheaply(node.meta.get("grapharg"))
+    parameters.load_at_once(gm)
 
 
 def _set_back(_: CallbackArgs) -> None:
