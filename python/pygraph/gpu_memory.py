@@ -46,6 +46,21 @@ def give_back_if_due() -> None:
         give_back_all()
 
 
+def make_room(wanted: int) -> None:
+    """Lets the allocator give back what it keeps, if the device has no room for so many bytes more.
+
+    Two ways to run a program, by turns, take their memory in other orders, and may break up pieces that
+    the other one needs; where there is room, it gets new ones. Never raises.
+    """
+    if wanted <= MUCH:
+        return
+    with contextlib.suppress(RuntimeError):
+        free, total = torch.cuda.mem_get_info()
+        allowed = torch.cuda.get_per_process_memory_fraction() * total
+        if min(free, allowed - torch.cuda.memory_reserved()) < wanted:
+            give_back_all()
+
+
 def give_back_all() -> None:
     """Lets the allocator give back all that it keeps, as PyTorch's graphs do at each recording. Never
     raises."""

@@ -65,6 +65,9 @@ class Selector:
             trial = entry.trial
             if trial is None:  # decided by another thread meanwhile
                 return self._partition.uncaptured(args)
+            graph = entry.graph
+            with torch.cuda.device(self._partition.info.device):
+                gpu_memory.make_room(graph.output_bytes + graph.block_bytes + graph.workspace_bytes)
             outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
             decision = trial.add(sample) if sample is not None else None
             if decision is not None:

@@ -29,3 +29,25 @@ def test_a_workspace_that_finds_no_place_is_no_error() -> None:
         raise torch.OutOfMemoryError("no room")
 
     gpu_memory.settle(SimpleNamespace(settle_workspace=refuse))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "share", "gives_back"),
+    [
+        (3 << 30, 4 << 30, 1.0, False),
+        (5 << 30, 4 << 30, 1.0, True),
+        (3 << 30, 4 << 30, 0.5, False),  # 8 of 16 GiB, of which 4 are taken
+        (3 << 30, 4 << 30, 0.4, True),
+        (1 << 20, 0, 1.0, False),  # little
+    ],
+)
+def test_room_is_made_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, free: int, share: float, gives_back: bool
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    gpu_memory.make_room(wanted)
+    assert bool(calls) == gives_back

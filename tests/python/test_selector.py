@@ -147,6 +147,17 @@ def test_what_compilation_left_is_given_back_once(world: _World, mode: str) -> N
     assert world.caches_emptied == 1
 
 
+def test_each_call_of_a_trial_finds_room_for_a_graph(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[int] = []
+    monkeypatch.setattr(gpu_memory, "make_room", wanted.append)
+    _, subject, entry = _captured()
+    entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
+    calls = _try_to_the_end(subject, entry)
+    assert wanted == [2130] * calls
+
+
 def test_a_graph_that_loses_is_given_up(world: _World) -> None:
     world.times[REPLAYED] = (1e-4, 6e-3)
     partition, subject, entry = _captured()
