@@ -2,7 +2,7 @@
 
 A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Much of that
 can be had for less, with the same result. :mod:`pygraph.compiled_call` makes the way to Dynamo's guards
-shorter, :mod:`pygraph.guards` the guards; here are
+shorter, :mod:`pygraph.guards` the guards, :mod:`pygraph.parameters` the loading of parameters; here are
 
     the range            Dynamo brackets the code that loads a graph's arguments with a range for
                          profilers, at two calls of Python functions, profiler or not. It is left out.

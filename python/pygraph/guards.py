@@ -1,4 +1,4 @@
-"""Makes two of Dynamo's guards cheaper, for programs that PyGraph compiles.
+"""Makes three of Dynamo's guards cheaper, for programs that PyGraph compiles.
 
     saved tensors' hooks   every program has a guard, in Python, that looks for default hooks on saved
                            tensors. Where there are none, the engine says so.
@@ -8,6 +8,9 @@
                            dictionaries has changed, but only if nothing in it is looked up in other
                            ways. A method of a module's class is one of all such modules, so the class
                            is guarded instead.
+    classes of modules     what a program looks up in a module's class is guarded once for each module
+                           of the class, by way of the module, which keeps it from being skipped, too.
+                           The module's class is guarded instead, and the class's attribute once.
 
 Guards know the method of Dynamo's that will make them from the time they are noted, which is before the
 backend is called. So it is the call of that method which is replaced.
@@ -15,6 +18,7 @@ backend is called. So it is the call of that method which is replaced.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable
@@ -22,8 +26,13 @@ from typing import Any
 
 import torch
 from torch._dynamo import guards, symbolic_convert
-from torch._dynamo.source import AttrSource, ChainedSource
-from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource, LocalSource, TypeSource
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+    VariableTracker,
+)
 from torch._functorch._aot_autograd import utils as aot_utils
 from torch._guards import Guard, Source
 
@@ -50,13 +59,20 @@ def make_cheaper() -> None:
     if (
         _dynamos_guard_attribute
         and digest_of((_dynamos_guard_attribute,)) == _DIGEST_OF_ATTRIBUTE
-        and not _writes_to_objects()
+        and not _writes_to_modules()
     ):
         ours[_dynamos_guard_attribute] = _guard_attribute
 
+    translator = getattr(symbolic_convert.tls, "current_tx", None)
+    output = translator.output if translator is not None else None
+
     def create(guard: Guard, builder: guards.GuardBuilder) -> Any:
         make = ours.get(guard.create_fn)
-        return make(builder, guard) if make else _dynamos_create(guard, builder)
+        if make:
+            return make(builder, guard)
+        if output is not None and not builder.save_guards:  # which can only store what has a name
+            guard = _by_class(builder, guard, output)
+        return _dynamos_create(guard, builder)
 
     Guard.create = create  # type: ignore[assignment,method-assign]
 
@@ -66,18 +82,35 @@ def set_back() -> None:
     Guard.create = _dynamos_create  # type: ignore[method-assign]
 
 
-def _writes_to_objects() -> bool:
-    """Whether the program changes objects that it found, or may. If one of these is in a module, that
-    module's dictionaries change at every call, and it must be checked apart from others."""
+def _writes_to_modules() -> bool:
+    """Whether the program changes modules that it found, or what may be part of one. The module's
+    dictionaries change at every call then, so that it must be checked apart from others."""
     translator = getattr(symbolic_convert.tls, "current_tx", None)
     if translator is None:
         return True
     effects = translator.output.side_effects
-    return any(
-        isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
-        and effects.is_modified(variable)
-        for variable in effects.id_to_variable.values()
-    )
+    written = filter(effects.is_modified, effects.id_to_variable.values())
+    return any(_may_be_of_a_module(variable, translator.output.root_tx) for variable in written)
+
+
+def _may_be_of_a_module(variable: VariableTracker, frame: Any) -> bool:
+    """Whether writing to what the program found may change a dictionary of a module."""
+    if isinstance(variable.mutation_type, AttributeMutationExisting):
+        written = getattr(variable, "value", None)
+        return written is None or isinstance(written, torch.nn.Module)
+    if not isinstance(variable.mutation_type, ValueMutationExisting):
+        return False
+    source = variable.source
+    is_keywords = isinstance(source, LocalSource) and source.local_name == _keywords_of(frame.f_code)
+    return not is_keywords  # which are a new dictionary at each call
+
+
+def _keywords_of(code: types.CodeType) -> str:
+    """The name of a function's ``**`` argument, or an empty one."""
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return ""
+    has_more = bool(code.co_flags & inspect.CO_VARARGS)
+    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount + has_more]
 
 
 def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
@@ -89,6 +122,24 @@ def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
         return
     assert _dynamos_guard_attribute is not None
     _dynamos_guard_attribute(builder, guard)
+
+
+def _by_class(builder: guards.GuardBuilder, guard: Guard, output: OutputGraph) -> Guard:
+    """The guard of the same attribute of a module's class, as something that all its modules share."""
+    chain = [guard.originating_source]
+    while isinstance(chain[-1], ChainedSource) and not isinstance(chain[-1], TypeSource):
+        chain.append(chain[-1].base)
+    to_class = chain.pop()
+    if not chain or not isinstance(to_class, TypeSource):
+        return guard
+    module = builder.get(to_class.base)
+    if not isinstance(module, torch.nn.Module):
+        return guard
+    builder.TYPE_MATCH(Guard(to_class.base, guards.GuardBuilder.TYPE_MATCH))
+    source: Source = GlobalSource(output.install_global_by_id("__pygraph_class", type(module)))
+    for link in reversed(chain):
+        source = dataclasses.replace(link, base=source)  # type: ignore[call-arg]
+    return dataclasses.replace(guard, originating_source=source)
 
 
 def _is_method(value: Any, name: str) -> bool:
