@@ -78,6 +78,22 @@ void CapturedGraph::release_workspace() noexcept {
   reserved_ = 0;
 }
 
+void CapturedGraph::note_no_room() {
+  release_workspace();
+  without_room_ += 2;
+  if (without_room_ < 6) return;
+  without_room_ = 4;  // after its rest, one more time is enough
+  failure = "its replays ran out of memory";
+  calls_to_rest_ = next_rest_;
+  next_rest_ *= 4;
+}
+
+bool CapturedGraph::is_out_of_use() {
+  if (failure.empty()) return false;
+  if (calls_to_rest_ > 0 && --calls_to_rest_ == 0) failure.clear();
+  return true;
+}
+
 void CapturedGraph::settle_workspace() {
   reserve_workspace(workspace_needed(!donations_.empty()));
   workspace_.settle();
@@ -293,6 +309,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   }
   launch.regions.clear();  // reused in stream order
   donations.keep();
+  if (without_room_ > 0) --without_room_;
   return build_outputs(outputs_, launch.outputs, arguments);
 }
 

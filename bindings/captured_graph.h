@@ -46,6 +46,12 @@ class CapturedGraph {
 
   // Gives its room in the device's workspace back; the next replay takes what it needs.
   void release_workspace() noexcept;
+  // A replay found no memory: what the graph keeps is for the uncaptured run. Where that happens
+  // three times in a row, or at more than one call in three, the graph rests for 1000 calls, then
+  // for four times as many; each try may make PyTorch's allocator empty its caches.
+  void note_no_room();
+  // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
+  bool is_out_of_use();
   // The graph is to stay: takes its room, and lets the workspace settle. Throws as replay() does.
   void settle_workspace();
 
@@ -72,7 +78,7 @@ class CapturedGraph {
   std::atomic<uint64_t> donated_replays = 0;  // of them, with the memory of donated inputs
   std::atomic<uint64_t> nodes_touched = 0;
   std::string name;     // in profiles
-  std::string failure;  // why the graph stopped being used; empty while it is usable
+  std::string failure;  // why the graph is not used, for good or while it rests; empty if it is
 
  private:
   struct Launch;
@@ -112,7 +118,11 @@ class CapturedGraph {
   std::vector<uint32_t> donors_;
   std::vector<Allocation> allocations_;  // of one launch, largest first
   bool draws_ = false;
-  uint64_t reserved_ = 0;       // bytes of workspace
+  uint64_t reserved_ = 0;  // bytes of workspace
+  // Of calls without room, two for each, less one for each replay; and of the graph's rests.
+  uint32_t without_room_ = 0;
+  uint64_t calls_to_rest_ = 0;
+  uint64_t next_rest_ = 1000;
   c10::DataPtr random_memory_;  // 16 bytes (seed, offset) per source
   ExecutableGraph executable_;
   Workspace& workspace_;

@@ -19,6 +19,7 @@ GraphedCallable* as_callable(PyObject* object) {
 }
 
 std::atomic<bool> g_paused = false;
+thread_local const GraphedCallable* t_goes_uncaptured = nullptr;
 
 c10::Device device_of(const GraphedCallable& callable) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device)};
@@ -56,7 +57,7 @@ std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* ar
   } catch (const WorkspaceBusy&) {
     // This call only.
   } catch (const c10::OutOfMemoryError&) {
-    // Not the graph's fault: uncaptured, the same request may free caches or raise.
+    graph.note_no_room();  // uncaptured, the same request may find some, or raise
   } catch (const std::exception& error) {
     graph.failure = error.what();
   }
@@ -161,6 +162,7 @@ bool Decided::matches(PyObject* list, c10::Device device) const {
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
+  if (t_goes_uncaptured == &callable) return {nullptr, ReplayStatus::kUncaptured};
   try {
     // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
     if (g_paused || torch_cuda::is_capturing(callable.device)) {
@@ -176,13 +178,21 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   if (Decided* decided = find(*callable.graphs, arguments, device)) {
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
-    if (!graph->failure.empty()) return {nullptr, ReplayStatus::kUncaptured};
+    if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
     return try_replay(*graph, arguments, holders);
   }
   if (Decided* decided = find(*callable.without_graph, arguments, device)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
   }
   return {nullptr, ReplayStatus::kNoMatch};
+}
+
+GoesUncaptured::GoesUncaptured(const GraphedCallable* callable) : before_(t_goes_uncaptured) {
+  if (callable != nullptr) t_goes_uncaptured = callable;
+}
+
+GoesUncaptured::~GoesUncaptured() {
+  t_goes_uncaptured = before_;
 }
 
 PyObject* clear_list(PyObject* list, PyObject* outputs) {

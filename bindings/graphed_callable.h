@@ -61,6 +61,20 @@ enum class ReplayStatus : uint8_t {
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders);
 
+// While it exists, calls of `callable` from this thread go uncaptured unasked. For what is called
+// in the place of a shortcut that was told kUncaptured: it ends at the same callable, which would
+// try, and count, the call once more.
+class GoesUncaptured {
+ public:
+  explicit GoesUncaptured(const GraphedCallable* callable);  // null: nothing changes
+  ~GoesUncaptured();
+  GoesUncaptured(const GoesUncaptured&) = delete;
+  GoesUncaptured& operator=(const GoesUncaptured&) = delete;
+
+ private:
+  const GraphedCallable* before_;
+};
+
 // Empties the argument list, as compiled functions do: inputs that nobody else holds are freed, in
 // stream order. Returns `outputs`, or null with an error set.
 PyObject* clear_list(PyObject* list, PyObject* outputs);

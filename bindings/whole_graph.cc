@@ -5,6 +5,8 @@
 #include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <tuple>
+
 #include "arguments.h"
 #include "graphed_callable.h"
 #include "ops.h"
@@ -118,7 +120,9 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
 
 // The outputs; or null, with or without a Python error set (without: take the long way).
 // `holders`: how many lists of the call hold the arguments, the partition's own included.
-PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders) {
+// `status`: what became of the replay.
+PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders,
+                       ReplayStatus& status) {
   PyObject* sent = send_first(whole, arguments);
   if (sent == nullptr) return nullptr;
   PyObject* list = partition_arguments(*whole.route, arguments, sent);
@@ -127,7 +131,8 @@ PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t
     return nullptr;
   }
   auto* partition = reinterpret_cast<GraphedCallable*>(whole.partition);
-  const auto [replayed, status] = replay_matching(*partition, list, holders);
+  PyObject* replayed = nullptr;
+  std::tie(replayed, status) = replay_matching(*partition, list, holders);
   Py_DECREF(list);
   Py_DECREF(sent);
   if (status != ReplayStatus::kReplayed) return nullptr;
@@ -136,23 +141,33 @@ PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t
   return outputs;
 }
 
+const GraphedCallable* decided_by(const WholeGraph& whole, ReplayStatus status) {
+  if (status != ReplayStatus::kUncaptured) return nullptr;
+  return reinterpret_cast<GraphedCallable*>(whole.partition);
+}
+
 PyObject* call_with_list(WholeGraph& whole, PyObject* list) {
   if (!PyList_Check(list) || PyList_GET_SIZE(list) != whole.route->input_count) {
     return PyObject_CallOneArg(whole.fallback, list);
   }
-  PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list), 2);
+  ReplayStatus status = ReplayStatus::kNoMatch;
+  PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list), 2, status);
   if (outputs != nullptr) return clear_list(list, outputs);
-  return PyErr_Occurred() != nullptr ? nullptr : PyObject_CallOneArg(whole.fallback, list);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const GoesUncaptured decided(decided_by(whole, status));
+  return PyObject_CallOneArg(whole.fallback, list);
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   WholeGraph& whole = *as_whole_graph(self);
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
   if (whole.takes_list && count == 1) return call_with_list(whole, args[0]);
+  ReplayStatus status = ReplayStatus::kNoMatch;
   if (!whole.takes_list && kwnames == nullptr && count == whole.route->input_count) {
-    PyObject* outputs = try_shortcut(whole, args, kUnknownHolders);
+    PyObject* outputs = try_shortcut(whole, args, kUnknownHolders, status);
     if (outputs != nullptr || PyErr_Occurred() != nullptr) return outputs;
   }
+  const GoesUncaptured decided(decided_by(whole, status));
   return PyObject_Vectorcall(whole.fallback, args, nargsf, kwnames);
 }
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pygraph import recorder, runtime, verify
+from pygraph import gpu_memory, recorder, runtime, verify
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
@@ -51,14 +51,11 @@ def attempt(
     pending: of an earlier attempt. Its recording is taken instead of a new one, because only that one
     is known to be right in everything but the suspects. Raises only what ``uncaptured`` raises.
     """
-    try:
-        recording = (
-            pending.recording
-            if pending
-            else _record(function, args, info, options, effects, takes_memory)
-        )
-    except Exception as error:  # any failure of a recording leaves the program uncaptured
-        return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
+    recording = (
+        pending.recording if pending else _record(function, args, info, options, effects, takes_memory)
+    )
+    if isinstance(recording, str):
+        return Attempt(uncaptured(args), failure=recording)
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
         result = verify.verify(run, pending.suspects if pending else ())
@@ -73,7 +70,8 @@ def attempt(
     try:
         return Attempt(recording.graph.replay(args, True), recording.graph)
     except RuntimeError as error:  # nothing was launched
-        return Attempt(uncaptured(args), failure=recorder.describe_failure(error))
+        failure = recorder.describe_failure(error)
+    return Attempt(uncaptured(args), failure=failure)
 
 
 def _record(
@@ -83,17 +81,23 @@ def _record(
     options: Options,
     effects: SideEffects,
     takes_memory: bool,
-) -> recorder.Recording:
+) -> recorder.Recording | str:
+    """The recording, or why there is none: any failure leaves the program uncaptured."""
     can_take = info.is_backward and takes_memory
-    recording = recorder.record(
-        function,
-        args,
-        info.device,
-        draws=effects.draws,
-        sharing=None if info.is_backward else info.saved,
-        given_away=runtime.engine().given_away(args) if can_take else [],
-        capacity=options.record_capacity_gib << 30,
-        lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
-    )
-    recording.graph.name = f"pygraph {info.name}"
-    return recording
+    try:
+        recording = recorder.record(
+            function,
+            args,
+            info.device,
+            draws=effects.draws,
+            sharing=None if info.is_backward else info.saved,
+            given_away=runtime.engine().given_away(args) if can_take else [],
+            capacity=options.record_capacity_gib << 30,
+            lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
+        )
+        recording.graph.name = f"pygraph {info.name}"
+        return recording
+    except Exception as error:
+        failure = recorder.describe_failure(error)
+    gpu_memory.give_back_all()  # the error, which held what the recording had, is gone
+    return failure

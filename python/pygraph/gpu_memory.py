@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,19 +46,37 @@ def give_back_if_due() -> None:
         give_back_all()
 
 
-def make_room(wanted: int) -> None:
-    """Lets the allocator give back what it keeps, if the device has no room for so many bytes more.
+def make_room(wanted: int) -> bool:
+    """Lets the allocator give back what it keeps, if the device has no room for so many bytes more, and
+    says whether it has none.
 
     Two ways to run a program, by turns, take their memory in other orders, and may break up pieces that
     the other one needs; where there is room, it gets new ones. Never raises.
     """
     if wanted <= MUCH:
-        return
+        return False
     with contextlib.suppress(RuntimeError):
         free, total = torch.cuda.mem_get_info()
         allowed = torch.cuda.get_per_process_memory_fraction() * total
         if min(free, allowed - torch.cuda.memory_reserved()) < wanted:
             give_back_all()
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def unlimited() -> Iterator[None]:
+    """No limit to the process's memory on the current device, if there is one, for what PyTorch's
+    allocator takes for memory and is none. (Another thread's allocations are not limited either.)"""
+    fraction = torch.cuda.get_per_process_memory_fraction()
+    if fraction == 1.0:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def give_back_all() -> None:

@@ -174,7 +174,7 @@ class Partition:
         """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
         if entry.state is not State.REFUSED or entry.reason != reason:
             log.warning("%s stays uncaptured: %s", self.info.name, reason)
-        if reason == recorder.OUT_OF_MEMORY:
+        if reason.endswith(recorder.OUT_OF_MEMORY):
             entry.calls_until_retry = self._policy.calls_until_retry()
         entry.state, entry.reason = State.REFUSED, reason
         entry.graph = entry.trial = entry.decision = entry.pending = None
@@ -194,12 +194,14 @@ class Partition:
     def _watched_call(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
         gpu_memory.give_back(after=gpu_memory.bytes_on_gpu(args))  # what the compiler's tuning has left
         hinted = self.info.mutated if self._hints_fit(args) else frozenset()
+        watch = None
         try:
             watch = Watch(args, self.info.device)
         except Exception as error:
             self.refuse(entry, recorder.describe_failure(error))
-            return self.uncaptured(args)
         outputs = self.uncaptured(args)
+        if watch is None:
+            return outputs
         try:
             mutated = watch.mutated()
         except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import gpu_memory, runtime
 from pygraph.gpu_load import side_stream
 from pygraph.kernel_access import accesses_of
 
@@ -71,7 +71,8 @@ def record(
         pair = runtime.engine().RecordingPair(list(args), device, capacity)
         count = 0
         for index in range(2):
-            count = _capture(function, pair, index, device, sources, generators)
+            with gpu_memory.unlimited():  # stand-ins count, and take none
+                count = _capture(function, pair, index, device, sources, generators)
         together = list(range(count) if sharing is None else sharing)
         graph = pair.link(together, list(given_away), 1)
         branched = link_branched(pair, together, list(given_away), lanes)
@@ -94,13 +95,13 @@ def link_branched(pair: Any, together: list[int], given_away: list[Any], lanes: 
     return graph if graph.lanes > 1 else None
 
 
-OUT_OF_MEMORY = "recording ran out of memory"
+OUT_OF_MEMORY = "ran out of memory"  # how reasons end that may be gone later
 
 
 def describe_failure(error: BaseException) -> str:
     """The reason a recording failed, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_MEMORY
+        return f"recording {OUT_OF_MEMORY}"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"
 

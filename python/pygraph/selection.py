@@ -34,6 +34,7 @@ REPLAYED = "replayed"
 _EQUAL = 0.01  # of a time; differences below are none
 _CLEAR = 0.9  # so much faster that one sample tells
 _FIRST_VERDICT, _LAST_ROUND = 4, 8  # rounds; each calls every variant once
+_MOST_WITHOUT_ROOM = 3  # calls that find no memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Trial:
         self._samples: dict[str, list[Sample]] = {name: [] for name in memory}
         self._warm: set[str] = set()
         self._round = 0
+        self._without_room = 0
         self._left = list(memory)
 
     @property
@@ -96,6 +98,12 @@ class Trial:
             return 0.0
         known = [sample.host for sample in self._samples[self.variant]]
         return 1.5 * min(known) + 50e-6 if known else 0.0
+
+    def is_without_room(self) -> bool:
+        """Counts a call that found no memory; whether there were too many. (Each makes PyTorch's
+        allocator empty its caches.)"""
+        self._without_room += 1
+        return self._without_room >= _MOST_WITHOUT_ROOM
 
     def add(self, sample: Sample) -> Decision | None:
         """Takes the sample of the call that ``variant`` and ``sleep`` spoke of."""

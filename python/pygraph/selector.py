@@ -67,7 +67,10 @@ class Selector:
                 return self._partition.uncaptured(args)
             graph = entry.graph
             with torch.cuda.device(self._partition.info.device):
-                gpu_memory.make_room(graph.output_bytes + graph.block_bytes + graph.workspace_bytes)
+                wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
+                is_short = gpu_memory.make_room(wanted)
+            if is_short and trial.variant == UNCAPTURED:
+                graph.release_workspace()
             outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
             decision = trial.add(sample) if sample is not None else None
             if decision is not None:
@@ -118,6 +121,7 @@ class Selector:
         self, entry: Entry, variant: str, args: list[Any], sleep: float
     ) -> tuple[Sequence[Any], Sample | None]:
         """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured."""
+        has_room = True
         with torch.cuda.device(self._partition.info.device):
             if variant == UNCAPTURED:
                 return timed(lambda: self._partition.uncaptured(args), sleep)
@@ -125,15 +129,22 @@ class Selector:
                 outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
                 args.clear()
                 return outputs, sample
-            except (
-                torch.OutOfMemoryError,
-                runtime.engine().WorkspaceBusy,
-                runtime.engine().NotGivenAway,
-            ):
-                pass  # this call only: uncaptured, the same request may free caches or raise
+            except torch.OutOfMemoryError:
+                has_room = False
+            except (runtime.engine().WorkspaceBusy, runtime.engine().NotGivenAway):
+                pass  # this call only
             except RuntimeError as error:  # nothing was launched
                 self._partition.refuse(entry, recorder.describe_failure(error))
+            if not has_room:
+                self._note_no_room(entry)
             return self._partition.uncaptured(args), None
+
+    def _note_no_room(self, entry: Entry) -> None:
+        """A replay found no memory: what the graph itself keeps is for the uncaptured run. A trial ends
+        where it is not the first time."""
+        entry.graph.release_workspace()
+        if entry.trial is not None and entry.trial.is_without_room():
+            self._partition.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
         entry.trial, entry.decision = None, decision

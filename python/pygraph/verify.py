@@ -30,6 +30,7 @@ from pygraph import branches, gpu_memory
 from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
+from pygraph.recorder import OUT_OF_MEMORY
 from pygraph.rehearsal import ONES, ZEROS, Rehearsal, VerificationError
 
 log = logging.getLogger("pygraph")
@@ -191,7 +192,7 @@ class Run(Rehearsal):
 
 def _describe(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory while verifying"
+        return f"verification {OUT_OF_MEMORY}"
     if isinstance(error, VerificationError):
         return str(error)
     first_line = (str(error).strip().splitlines() or [""])[0]

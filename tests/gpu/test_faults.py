@@ -168,6 +168,35 @@ def test_memory_that_a_replay_cannot_have_goes_uncaptured() -> None:
         torch.testing.assert_close(model(x), torch.relu(x) * 2)
 
 
+def test_a_graph_without_room_rests_and_comes_back() -> None:
+    model = compiled(lambda x: torch.relu(x) * 2)
+    x = randn(1 << 20)
+    held: list[torch.Tensor] = []
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+        torch.cuda.empty_cache()
+        used = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(used)
+        try:
+            for _ in range(20):
+                with pytest.raises(torch.OutOfMemoryError):
+                    while True:
+                        held.append(model(x))
+                if refusals():
+                    break
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert refusals() == ["its replays ran out of memory"]
+        held.clear()
+        (graph,) = pygraph.stats()
+        for _ in range(1000):
+            torch.testing.assert_close(model(x), torch.relu(x) * 2)
+        assert pygraph.stats()[0].replays == graph.replays
+        torch.testing.assert_close(model(x), torch.relu(x) * 2)
+        assert [row.replays for row in captured()] == [graph.replays + 1]
+
+
 def test_a_missing_driver_means_plain_inductor(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

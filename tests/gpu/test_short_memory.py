@@ -64,7 +64,7 @@ def _at_most(memory: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("select", ["auto", "always"])
-@pytest.mark.parametrize("room", [1.02, 1.3])
+@pytest.mark.parametrize("room", [1.02, 1.1, 1.2, 1.3])
 def test_training_that_fits_uncaptured_fits_with_graphs(
     select: str, room: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_training_that_fits_uncaptured_fits_with_graphs(
     with _at_most(room * needed):
         losses = _train("pygraph")
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=0.0)
-    states = [row.state for row in pygraph.stats()]
-    assert states and "measuring" not in states
+    states = {row.state for row in pygraph.stats()}
+    assert states <= {"captured", "not selected", "refused"}
     if room > 1.2:
-        assert "captured" in states, pygraph.stats()
+        assert "refused" not in states, pygraph.stats()

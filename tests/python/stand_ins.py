@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -56,3 +57,22 @@ def verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
     monkeypatch.setattr(verify, "disturb", lambda seconds: None)
     monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+
+
+class FullGpu:
+    """Fails for want of memory, while what it has got so far is a local variable of its frame."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._piece: weakref.ref[torch.Tensor] | None = None
+
+    def fail(self, *args: object, **kwargs: object) -> None:
+        self.calls += 1
+        piece = torch.ones(1)
+        self._piece = weakref.ref(piece)
+        raise torch.OutOfMemoryError("no room")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether what it had got has been freed."""
+        return self._piece is not None and self._piece() is None

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import recorder, verify
+from pygraph import gpu_memory, recorder, verify
 from pygraph.capture import Attempt, SideEffects, attempt
 from pygraph.options import Options
 from pygraph.recorder import Recording
 
-from .stand_ins import INFO, Graph
+from .stand_ins import INFO, FullGpu, Graph
 
 
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +66,26 @@ def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
     result = _attempt(monkeypatch, graph, verify_graphs)
     assert result.graph is None
     assert reason in result.failure
+
+
+def test_what_a_failed_recording_has_taken_is_free_before_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the uncaptured run would need memory that without PyGraph it has."""
+    gpu = FullGpu()
+    given_back: list[bool] = []
+    monkeypatch.setattr(recorder, "record", gpu.fail)
+    monkeypatch.setattr(gpu_memory, "give_back_all", lambda: given_back.append(gpu.is_free))
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        assert gpu.is_free
+        assert given_back == [True]
+        return [args[0] + 1]
+
+    args = [torch.ones(4)]
+    result = attempt(function, function, args, INFO, Options(), SideEffects(), True, None)
+    assert result.failure == "recording ran out of memory"
+    assert gpu.calls == 1
 
 
 def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,5 +49,18 @@ def test_room_is_made_where_there_is_none(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    gpu_memory.make_room(wanted)
+    assert gpu_memory.make_room(wanted) == gives_back
     assert bool(calls) == gives_back
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_stand_ins_are_not_limited_and_the_limit_comes_back(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    shares = [share]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    with pytest.raises(ValueError, match="refused"), gpu_memory.unlimited():
+        assert shares[-1] == 1.0
+        raise ValueError("refused")
+    assert shares == ([0.4, 1.0, 0.4] if share < 1 else [1.0])

@@ -20,7 +20,7 @@ from pygraph.partition import Partition
 from pygraph.recorder import Recording
 from pygraph.recording_policy import RecordingPolicy
 
-from .stand_ins import INFO, Graph
+from .stand_ins import INFO, FullGpu, Graph
 
 
 def _partition(argument_count: int, counts_numbers: bool) -> Partition:
@@ -164,6 +164,18 @@ def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     assert calls == [5]
     assert entry.state is State.REFUSED
     assert "out of memory" in entry.reason
+
+
+def test_what_a_failed_watch_has_taken_is_free_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FullGpu()
+    monkeypatch.setattr(partition_module, "Watch", gpu.fail)
+
+    def function(args: list[object]) -> list[object]:
+        assert gpu.is_free
+        return list(args)
+
+    assert Partition(function, INFO, Options())._watched_call(Entry(), [5]) == [5]
+    assert gpu.calls == 1
 
 
 def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,13 @@ class _Graph:
     output_bytes = block_bytes = 0
     error: Exception | None = None
     settled = 0
+    released = 0
 
     def settle_workspace(self) -> None:
         self.settled += 1
+
+    def release_workspace(self) -> None:
+        self.released += 1
 
     def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
         if self.error is not None:
@@ -156,6 +160,32 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
     entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
     calls = _try_to_the_end(subject, entry)
     assert wanted == [2130] * calls
+    assert entry.graph.released == 0
+
+
+def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_memory, "make_room", lambda wanted: True)
+    _, subject, entry = _captured()
+    variants = []
+    while entry.trial is not None:
+        variants.append(entry.trial.variant)
+        subject.run(b"key", entry, [0])
+    assert 0 < entry.graph.released == variants.count(UNCAPTURED) < len(variants)
+
+
+def test_a_trial_ends_where_replays_find_no_memory(world: _World) -> None:
+    partition, subject, entry = _captured()
+    graph = entry.graph
+    graph.error = torch.OutOfMemoryError("no")
+    calls = 0
+    while entry.state is State.MEASURING:
+        assert subject.run(b"key", entry, [calls]) == [calls, UNCAPTURED]
+        calls += 1
+    assert partition.refused == "its replays ran out of memory"
+    assert graph.released == 3
+    assert calls <= 4  # each such call empties the allocator's caches
 
 
 def test_a_graph_that_loses_is_given_up(world: _World) -> None:
@@ -205,7 +235,7 @@ def test_a_replay_that_fails_leaves_the_call_uncaptured(
 ) -> None:
     _, subject, entry = _captured()
     entry.graph.error = error
-    for i in range(4):
+    for i in range(3):
         if entry.state is State.MEASURING:
             assert subject.run(b"key", entry, [i]) == [i, UNCAPTURED]
     assert entry.state is state

@@ -67,7 +67,7 @@ def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
     step: str, suspects: list[int]
 ) -> None:
     result = _look(_Refusing(step, torch.OutOfMemoryError(step)), suspects)
-    assert result.failure == "out of memory while verifying"
+    assert result.failure == "verification ran out of memory"
 
 
 @pytest.mark.usefixtures("stream")
