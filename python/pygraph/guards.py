@@ -1,4 +1,4 @@
-"""Makes three of Dynamo's guards cheaper, for programs that PyGraph compiles.
+"""Makes four of Dynamo's guards cheaper, for programs that PyGraph compiles.
 
     saved tensors' hooks   every program has a guard, in Python, that looks for default hooks on saved
                            tensors. Where there are none, the engine says so.
@@ -11,6 +11,10 @@
     classes of modules     what a program looks up in a module's class is guarded once for each module
                            of the class, by way of the module, which keeps it from being skipped, too.
                            The module's class is guarded instead, and the class's attribute once.
+    attributes behind      whether an object has an attribute is asked of its ``__getattribute__``,
+    Python                 which in configurations of transformers is Python, and raises an exception
+                           if it has none. Dynamo traces that function when the program asks, and
+                           guards what it reads; so ``object``'s is asked instead.
 
 Guards know the method of Dynamo's that will make them from the time they are noted, which is before the
 backend is called. So it is the call of that method which is replaced.
@@ -19,6 +23,7 @@ backend is called. So it is the call of that method which is replaced.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -27,7 +32,14 @@ from typing import Any
 import torch
 from torch._dynamo import guards, symbolic_convert
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource, LocalSource, TypeSource
+from torch._dynamo.source import (
+    AttrSource,
+    ChainedSource,
+    GenericAttrSource,
+    GlobalSource,
+    LocalSource,
+    TypeSource,
+)
 from torch._dynamo.variables.base import (
     AttributeMutationExisting,
     ValueMutationExisting,
@@ -56,12 +68,8 @@ def make_cheaper() -> None:
     ours: dict[Any, Callable[[guards.GuardBuilder, Guard], None]] = {}
     if _dynamos_guard_hooks and digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_HOOKS:
         ours[_dynamos_guard_hooks] = _guard_hooks
-    if (
-        _dynamos_guard_attribute
-        and digest_of((_dynamos_guard_attribute,)) == _DIGEST_OF_ATTRIBUTE
-        and not _writes_to_modules()
-    ):
-        ours[_dynamos_guard_attribute] = _guard_attribute
+    if _dynamos_guard_attribute and digest_of((_dynamos_guard_attribute,)) == _DIGEST_OF_ATTRIBUTE:
+        ours[_dynamos_guard_attribute] = functools.partial(_guard_attribute, _writes_to_modules())
 
     translator = getattr(symbolic_convert.tls, "current_tx", None)
     output = translator.output if translator is not None else None
@@ -113,13 +121,23 @@ def _keywords_of(code: types.CodeType) -> str:
     return code.co_varnames[code.co_argcount + code.co_kwonlyargcount + has_more]
 
 
-def _guard_attribute(builder: guards.GuardBuilder, guard: Guard) -> None:
+def _guard_attribute(writes_to_modules: bool, builder: guards.GuardBuilder, guard: Guard) -> None:
     """As Dynamo's, that an object has an attribute, or has none of that name."""
     source = guard.originating_source
-    if isinstance(source, AttrSource) and _is_method(builder.get(source.base), source.member):
-        builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
-        _keep_apart(builder, source)
-        return
+    if isinstance(source, AttrSource):
+        owner, name = builder.get(source.base), source.member
+        if not writes_to_modules and _is_method(owner, name):
+            builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+            _keep_apart(builder, source)
+            return
+        if _is_behind_python(owner, name):
+            builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+            if hasattr(owner, name):
+                builder.get_guard_manager_from_source(GenericAttrSource(source.base, name))
+            else:
+                absence = functools.partial(guards.GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+                absence(builder, Guard(source.base, absence))
+            return
     assert _dynamos_guard_attribute is not None
     _dynamos_guard_attribute(builder, guard)
 
@@ -147,6 +165,27 @@ def _is_method(value: Any, name: str) -> bool:
     if not isinstance(value, torch.nn.Module) or name in value.__dict__:
         return False
     return isinstance(inspect.getattr_static(type(value), name, None), types.FunctionType)
+
+
+def _is_behind_python(owner: Any, name: str) -> bool:
+    """Whether an object's ``__getattribute__`` is Python, and does as ``object``'s for this name: has
+    what that finds, or has nothing of the name."""
+    kind = type(owner)
+    lookup = inspect.getattr_static(kind, "__getattribute__")
+    if not isinstance(lookup, types.FunctionType) or hasattr(kind, "__getattr__"):
+        return False
+    is_absent = object()
+    try:
+        found = object.__getattribute__(owner, name)
+    except AttributeError:
+        found = is_absent
+        if not isinstance(vars(owner), dict) or _is_static(kind, name):
+            return False
+    return getattr(owner, name, is_absent) is found
+
+
+def _is_static(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__)
 
 
 def _keep_apart(builder: guards.GuardBuilder, source: Source) -> None:
