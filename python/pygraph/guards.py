@@ -172,20 +172,17 @@ def _is_behind_python(owner: Any, name: str) -> bool:
     what that finds, or has nothing of the name."""
     kind = type(owner)
     lookup = inspect.getattr_static(kind, "__getattribute__")
-    if not isinstance(lookup, types.FunctionType) or hasattr(kind, "__getattr__"):
+    is_python = isinstance(lookup, types.FunctionType) and not hasattr(kind, "__getattr__")
+    if not is_python or not isinstance(getattr(owner, "__dict__", None), dict):
         return False
-    is_absent = object()
+    absent = object()
     try:
         found = object.__getattribute__(owner, name)
     except AttributeError:
-        found = is_absent
-        if not isinstance(vars(owner), dict) or _is_static(kind, name):
+        if any(name in vars(base) for base in kind.__mro__):  # a property, say, that fails for now
             return False
-    return getattr(owner, name, is_absent) is found
-
-
-def _is_static(kind: type, name: str) -> bool:
-    return any(name in vars(base) for base in kind.__mro__)
+        found = absent
+    return getattr(owner, name, absent) is found
 
 
 def _keep_apart(builder: guards.GuardBuilder, source: Source) -> None:

@@ -99,7 +99,7 @@ class Trial:
         known = [sample.host for sample in self._samples[self.variant]]
         return 1.5 * min(known) + 50e-6 if known else 0.0
 
-    def is_without_room(self) -> bool:
+    def note_no_room(self) -> bool:
         """Counts a call that found no memory; whether there were too many. (Each makes PyTorch's
         allocator empty its caches.)"""
         self._without_room += 1

@@ -143,7 +143,7 @@ class Selector:
         """A replay found no memory: what the graph itself keeps is for the uncaptured run. A trial ends
         where it is not the first time."""
         entry.graph.release_workspace()
-        if entry.trial is not None and entry.trial.is_without_room():
+        if entry.trial is not None and entry.trial.note_no_room():
             self._partition.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:

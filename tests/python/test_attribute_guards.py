@@ -128,6 +128,23 @@ def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
     del settings._depth
     assert not guards._is_behind_python(settings, "depth")  # the class has it, and it fails
 
+    class WithoutDictionary:
+        __slots__ = ("own",)
+
+        def __getattribute__(self, name: str) -> Any:
+            return super().__getattribute__(name)
+
+    assert not guards._is_behind_python(WithoutDictionary(), "missing")
+
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            return super().__getattribute__(name)
+
+    class OfMeta(metaclass=Meta):
+        own = 1.0
+
+    assert not guards._is_behind_python(OfMeta, "own")  # for classes, Dynamo traces nothing
+
     class Lazy(Settings):
         def __getattr__(self, name: str) -> float:
             return 31.0
