@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,18 @@ def assert_same(actual: Any, expected: Any) -> None:
 def uncaptured() -> threading.Lock:
     """A context in which PyGraph records nothing: programs run the same compiled code, uncaptured."""
     return runtime.record_lock
+
+
+@contextmanager
+def at_most(memory: float) -> Iterator[None]:
+    """No more than so many bytes for PyTorch's allocator, all that it holds already included."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(memory / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def check_inference(

@@ -17,7 +17,7 @@ from torch.library import custom_op
 import pygraph
 from pygraph import runtime
 
-from .support import captured, compiled, randn, refusals
+from .support import at_most, captured, compiled, randn, refusals
 
 _calls = 0
 
@@ -157,14 +157,9 @@ def test_memory_that_a_replay_cannot_have_goes_uncaptured() -> None:
         for _ in range(3):
             model(x)
         torch.cuda.empty_cache()
-        used = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(used)
-        try:
-            with pytest.raises(torch.OutOfMemoryError):
-                hold = [model(x) for _ in range(4096)]
-                del hold
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
+        with at_most(torch.cuda.memory_reserved()), pytest.raises(torch.OutOfMemoryError):
+            hold = [model(x) for _ in range(4096)]
+            del hold
         torch.testing.assert_close(model(x), torch.relu(x) * 2)
 
 
@@ -176,17 +171,13 @@ def test_a_graph_without_room_rests_and_comes_back() -> None:
         for _ in range(3):
             model(x)
         torch.cuda.empty_cache()
-        used = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(used)
-        try:
+        with at_most(torch.cuda.memory_reserved()):
             for _ in range(20):
                 with pytest.raises(torch.OutOfMemoryError):
                     while True:
                         held.append(model(x))
                 if refusals():
                     break
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
         assert refusals() == ["its replays ran out of memory"]
         held.clear()
         (graph,) = pygraph.stats()

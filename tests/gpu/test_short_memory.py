@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ from torch import nn
 
 import pygraph
 from pygraph import runtime
+
+from .support import at_most
 
 _STEPS = 24  # two uncaptured, at most 18 of each trial, and some after it
 _TOKENS = 4096
@@ -51,18 +51,6 @@ def _train(backend: str) -> list[float]:
     return losses
 
 
-@contextmanager
-def _at_most(memory: float) -> Iterator[None]:
-    """No more than so many bytes for PyTorch's allocator, all that it holds already included."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(memory / total)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 @pytest.mark.parametrize("select", ["auto", "always"])
 @pytest.mark.parametrize("room", [1.02, 1.1, 1.2, 1.3])
 def test_training_that_fits_uncaptured_fits_with_graphs(
@@ -75,7 +63,7 @@ def test_training_that_fits_uncaptured_fits_with_graphs(
     torch.cuda.reset_peak_memory_stats()
     _train("inductor")
     needed = torch.cuda.max_memory_reserved()
-    with _at_most(room * needed):
+    with at_most(room * needed):
         losses = _train("pygraph")
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=0.0)
     states = {row.state for row in pygraph.stats()}

@@ -18,9 +18,9 @@ from pygraph.entry import Entry, Kind, Pending, State
 from pygraph.options import Options
 from pygraph.partition import Partition
 from pygraph.recorder import Recording
-from pygraph.recording_policy import RecordingPolicy
 
 from .stand_ins import INFO, FullGpu, Graph
+from .test_recording_policy import after_four_recordings
 
 
 def _partition(argument_count: int, counts_numbers: bool) -> Partition:
@@ -56,30 +56,6 @@ def test_a_partition_lives_as_long_as_its_callable() -> None:
     del callable_
     gc.collect()
     assert reference() is None
-
-
-def _after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
-    policy = RecordingPolicy(max_graphs)
-    for _ in range(4):
-        policy.note_recording(0.1)
-    return policy
-
-
-def test_static_shapes_are_recorded_at_once_and_varying_ones_when_it_pays() -> None:
-    fresh = RecordingPolicy(256)
-    assert fresh.seconds_to_wait(has_numbers=False) == 0
-    assert fresh.seconds_to_wait(has_numbers=True) == pytest.approx(0.01)  # assumed
-    assert _after_four_recordings().seconds_to_wait(has_numbers=False) == pytest.approx(0.1)
-    assert _after_four_recordings().seconds_to_wait(has_numbers=True) == pytest.approx(0.1)
-
-
-def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
-    policy = _after_four_recordings(max_graphs=4)
-    prices = []
-    for dropped in (0, 3, 1, 4, 8):  # 0, 3, 4, 8 and 16 in all
-        policy.note_dropped(dropped)
-        prices.append(policy.seconds_to_wait(has_numbers=False))
-    assert prices == pytest.approx([0.1, 0.1, 0.2, 0.4, 1.6])
 
 
 @pytest.fixture
@@ -249,7 +225,7 @@ def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
     )
     engine = runtime.engine()
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
-    partition._policy = _after_four_recordings(max_graphs=4)  # 0.1 s each
+    partition._policy = after_four_recordings(max_graphs=4)  # 0.1 s each
 
     def waits() -> float:
         return float(engine.waiting_seconds(partition.callable, b"key"))
