@@ -52,12 +52,16 @@ struct CapturedGraph::Launch {
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
-                             std::vector<RandomSource> random, Graph graph, LinkedGraph linked)
+                             std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
+                             std::shared_ptr<FixedMemory> fixed_memory,
+                             std::vector<uint32_t> written)
     : driver_(driver),
       device_(device),
       arguments_(std::move(arguments)),
       outputs_(std::move(outputs)),
       random_(std::move(random)),
+      fixed_memory_(std::move(fixed_memory)),
+      written_(std::move(written)),
       executable_(driver, std::move(graph), std::move(linked)),
       workspace_(Workspace::of_device(device.index())) {
   plan_donations();
@@ -101,7 +105,7 @@ void CapturedGraph::settle_workspace() {
 
 void CapturedGraph::plan_donations() {
   for (uint32_t i = 0; i < arguments_.size(); ++i) {
-    if (arguments_[i].kind == ArgumentKind::kTensor) slot_arguments_.push_back(i);
+    if (arguments_[i].is_relocated()) slot_arguments_.push_back(i);
   }
   for (const DonatedInput& input : linked().donated) {
     GivenAway& tensors = donations_.emplace_back();
@@ -171,7 +175,20 @@ uint64_t CapturedGraph::output_bytes() const {
 }
 
 bool CapturedGraph::matches(PyObject* arguments) const {
-  return pygraph::matches(arguments_, arguments, device_);
+  return pygraph::matches(arguments_, arguments, device_) &&
+         (written_.empty() || !shares_memory(arguments_, arguments, written_));
+}
+
+uint64_t CapturedGraph::fixed_bytes() const {
+  return fixed_memory_ == nullptr ? 0 : fixed_memory_->bytes();
+}
+
+uint64_t CapturedGraph::copied_bytes() const {
+  if (fixed_memory_ == nullptr) return 0;
+  uint64_t bytes = output_bytes();
+  for (const uint32_t position : slot_arguments_) bytes += arguments_[position].extent;
+  for (const uint32_t position : written_) bytes += arguments_[position].extent;
+  return bytes;
 }
 
 void CapturedGraph::collect_input_addresses(PyObject* arguments,
@@ -266,6 +283,7 @@ void CapturedGraph::poison_internal_memory(const Launch& launch, uint64_t worksp
     PYGRAPH_CHECK(driver_, memset_d8_async(address, kInternalPoison, bytes, launch.stream));
   };
   fill(workspace, size);
+  if (fixed_memory_ != nullptr) fixed_memory_->fill(kInternalPoison, launch.stream);
   for (size_t i = 0; i < launch.regions.size(); ++i) {
     if (!launch.regions[i]) continue;
     fill(reinterpret_cast<uint64_t>(launch.regions[i].get()), linked().regions[i].size);

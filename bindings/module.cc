@@ -104,6 +104,10 @@ void bind_captured_graph(py::module_& m) {
                              })
       .def_property_readonly("lanes",
                              [](const CapturedGraph& graph) { return graph.linked().lanes; })
+      .def("matches", [](const CapturedGraph& graph,
+                         const py::list& arguments) { return graph.matches(arguments.ptr()); })
+      .def_property_readonly("fixed_bytes", &CapturedGraph::fixed_bytes)
+      .def_property_readonly("copied_bytes", &CapturedGraph::copied_bytes)
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
@@ -113,10 +117,18 @@ void bind_captured_graph(py::module_& m) {
 
 void bind_recording_pair(py::module_& m) {
   py::class_<RecordingPair>(m, "RecordingPair")
-      .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
+      .def(py::init([](const py::list& arguments, int device, uint64_t capacity,
+                       std::optional<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>>
+                           fixed_and_written) {
+        std::optional<CopiedForm> copied;
+        if (fixed_and_written) copied = {fixed_and_written->first, fixed_and_written->second};
         return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
-                                               capacity);
+                                               capacity, std::move(copied));
       }))
+      .def("is_fixed",
+           [](const RecordingPair& pair, const py::object& tensor) {
+             return pair.is_fixed(THPVariable_Unpack(tensor.ptr()));
+           })
       .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
       .def("begin", [](RecordingPair& pair, int index,
                        uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
@@ -228,7 +240,9 @@ void bind_compiled_call(py::module_& m) {
 PYBIND11_MODULE(_engine, m) {
   using namespace pygraph;  // NOLINT(google-build-using-namespace)
   m.doc() = "PyGraph's engine: record, link and replay CUDA graphs.";
-  py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
+  auto& not_relocatable =
+      py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
+  py::register_exception<NeedsFixedAddresses>(m, "NeedsFixedAddresses", not_relocatable.ptr());
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_exception<WorkspaceBusy>(m, "WorkspaceBusy", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);

@@ -30,9 +30,22 @@ __attribute__((noinline)) void scrub_stack() {
 }  // namespace
 
 RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
-                             uint64_t capacity)
+                             uint64_t capacity, std::optional<CopiedForm> copied)
     : driver_(driver), device_(device), arguments_(describe_arguments(arguments, device)) {
   check_supported(arguments_);
+  if (copied) {
+    if (shares_memory(arguments_, arguments, copied->written)) {
+      throw NotRelocatable("an argument that is written shares memory with another one");
+    }
+    for (const uint32_t i : copied->fixed) {
+      Argument& argument = arguments_.at(i);
+      if (argument.kind != ArgumentKind::kTensor) continue;
+      const at::Tensor& tensor = unpack_tensor(PyList_GET_ITEM(arguments, i));
+      argument.fixed_address = reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
+    }
+    fixed_memory_ = std::make_shared<FixedMemory>(driver);
+    written_ = std::move(copied->written);
+  }
   for (int i = 0; i < 2; ++i) {
     spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
   }
@@ -51,7 +64,7 @@ PyObject* RecordingPair::stand_ins(int index) {
   PyObject* list = PyList_New(PyList_GET_SIZE(original_));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(original_); ++i) {
     PyObject* real = PyList_GET_ITEM(original_, i);
-    if (arguments_[i].kind != ArgumentKind::kTensor) {
+    if (!arguments_[i].is_relocated()) {
       PyList_SET_ITEM(list, i, Py_NewRef(real));
       continue;
     }
@@ -69,7 +82,8 @@ void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
   workspaces_.emplace(spaces_[index]->range());
   scrub_stack();
-  scope_.emplace(driver_, stream, *spaces_[index]);
+  if (fixed_memory_) fixed_memory_->rewind();
+  scope_.emplace(driver_, stream, *spaces_[index], fixed_memory_.get());
   operator_log_.emplace(driver_, stream, spaces_[index]->range());
 }
 
@@ -111,6 +125,11 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   }
 }
 
+bool RecordingPair::is_fixed(const at::Tensor& tensor) const {
+  const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
+  return fixed_memory_ != nullptr && fixed_memory_->contains(address);
+}
+
 void RecordingPair::poison() {
   for (const auto& space : spaces_) space->poison();
 }
@@ -125,7 +144,7 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
   std::vector<uint32_t> slots(arguments_.size(), kNone);  // by position
   uint32_t count = 0;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (arguments_[i].kind == ArgumentKind::kTensor) slots[i] = count++;
+    if (arguments_[i].is_relocated()) slots[i] = count++;
   }
   for (const Output& output : outputs_[1]->outputs) {  // the user gets what an output refers to
     const bool is_argument =
@@ -161,7 +180,8 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   retarget_nodes(driver_, linked.recording, clone);
   if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
-                                         std::move(graph), std::move(linked));
+                                         std::move(graph), std::move(linked), fixed_memory_,
+                                         written_);
 }
 
 }  // namespace pygraph

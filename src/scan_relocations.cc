@@ -220,12 +220,12 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
     }
     // Only nodes with relocations get their image written back.
     if (diverts && (diverted == 0 || linked.relocations.size() == relocations_before)) {
-      throw NotRelocatable("node " + std::to_string(n) + ", kernel " + node_a.name +
-                           ": an address among its parameters belongs to no known memory");
+      throw NeedsFixedAddresses("node " + std::to_string(n) + ", kernel " + node_a.name +
+                                ": an address among its parameters belongs to no known memory");
     }
     if (linked.relocations.size() > relocations_before && !is_updatable(node_b)) {
-      throw NotRelocatable("node " + std::to_string(n) +
-                           " is a copy or fill of more than one row, which cannot be updated");
+      throw NeedsFixedAddresses("node " + std::to_string(n) +
+                                " is a copy or fill of more than one row, which cannot be updated");
     }
   }
   // From here on no relocation is added.

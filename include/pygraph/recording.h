@@ -21,6 +21,13 @@ class NotRelocatable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// As above, but because of what is no matter where all addresses stay what they were (see
+// fixed_memory.h).
+class NeedsFixedAddresses : public NotRelocatable {
+ public:
+  using NotRelocatable::NotRelocatable;
+};
+
 struct Range {
   uint64_t address = 0;
   uint64_t size = 0;  // bytes

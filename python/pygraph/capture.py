@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pygraph import gpu_memory, recorder, runtime, verify
+from pygraph.copied_inputs import CopiedInputs
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
@@ -25,12 +26,15 @@ class SideEffects:
 class Attempt:
     """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
 
-    failure: why it failed, for good. pending: what the next attempt is to look at closer.
+    failure: why it failed, for good. is_unmovable: whether that is because the function cannot be
+    relocated; on copies of its inputs, at fixed addresses, it may still be captured.
+    pending: what the next attempt is to look at closer.
     """
 
     outputs: Sequence[Any]
     graph: Any = None  # pygraph._engine.CapturedGraph
     failure: str = ""
+    is_unmovable: bool = False
     pending: Pending | None = None
     executable_bytes: int = 0
 
@@ -44,18 +48,23 @@ def attempt(
     effects: SideEffects,
     takes_memory: bool,
     pending: Pending | None,
+    copied: CopiedInputs | None = None,
 ) -> Attempt:
     """Records ``function`` on ``args`` and makes the call, by ``uncaptured`` or by the graph.
 
     takes_memory: whether the graph may use that of arguments which the call gives away.
     pending: of an earlier attempt. Its recording is taken instead of a new one, because only that one
-    is known to be right in everything but the suspects. Raises only what ``uncaptured`` raises.
+    is known to be right in everything but the suspects.
+    copied: if the function is to be recorded on copies of its inputs. Raises only what ``uncaptured``
+    raises.
     """
     recording = (
-        pending.recording if pending else _record(function, args, info, options, effects, takes_memory)
+        pending.recording
+        if pending
+        else _record(function, args, info, options, effects, takes_memory, copied)
     )
-    if isinstance(recording, str):
-        return Attempt(uncaptured(args), failure=recording)
+    if isinstance(recording, _Failure):
+        return Attempt(uncaptured(args), failure=recording.reason, is_unmovable=recording.is_unmovable)
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
         result = verify.verify(run, pending.suspects if pending else ())
@@ -63,7 +72,9 @@ def attempt(
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
         verified = None if result.failure else recording.graph
-        return Attempt(result.outputs, verified, result.failure, executable_bytes=taken)
+        return Attempt(
+            result.outputs, verified, result.failure, result.is_wrong, executable_bytes=taken
+        )
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(uncaptured(args), failure=reason)
@@ -74,6 +85,14 @@ def attempt(
     return Attempt(uncaptured(args), failure=failure)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """As in Attempt."""
+
+    reason: str
+    is_unmovable: bool
+
+
 def _record(
     function: Function,
     args: list[Any],
@@ -81,7 +100,8 @@ def _record(
     options: Options,
     effects: SideEffects,
     takes_memory: bool,
-) -> recorder.Recording | str:
+    copied: CopiedInputs | None,
+) -> recorder.Recording | _Failure:
     """The recording, or why there is none: any failure leaves the program uncaptured."""
     can_take = info.is_backward and takes_memory
     try:
@@ -93,11 +113,14 @@ def _record(
             sharing=None if info.is_backward else info.saved,
             given_away=runtime.engine().given_away(args) if can_take else [],
             capacity=options.record_capacity_gib << 30,
-            lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
+            # Branches are timed while verifying; of copies, nobody knows who reads and writes them.
+            lanes=options.lanes if options.verify and copied is None else 1,
+            copied=copied,
         )
         recording.graph.name = f"pygraph {info.name}"
         return recording
     except Exception as error:
-        failure = recorder.describe_failure(error)
+        is_unmovable = isinstance(error, runtime.engine().NeedsFixedAddresses)
+        failure = _Failure(recorder.describe_failure(error), is_unmovable)
     gpu_memory.give_back_all()  # the error, which held what the recording had, is gone
     return failure

@@ -31,12 +31,17 @@ def clone_shared_storages(
             continue
         clone = clones.get(arg.untyped_storage().data_ptr())
         if clone is not None:
-            tensor = torch.empty(0, dtype=arg.dtype, device=clone.device)
-            layout = (arg.storage_offset(), arg.size(), arg.stride())
-            tensor = tensor.set_(clone.view(arg.dtype), *layout)  # type: ignore[call-overload]
-            tensor = tensor.conj() if arg.is_conj() else tensor
-            result[i] = torch._neg_view(tensor) if arg.is_neg() else tensor
+            result[i] = view_of(clone.view(arg.dtype), arg)
     return result
+
+
+def view_of(memory: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the layout and dtype of ``like``, on other memory: a storage, or a tensor of that
+    dtype."""
+    tensor = torch.empty(0, dtype=like.dtype, device=memory.device)
+    tensor = tensor.set_(memory, like.storage_offset(), like.size(), like.stride())
+    tensor = tensor.conj() if like.is_conj() else tensor
+    return torch._neg_view(tensor) if like.is_neg() else tensor
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:

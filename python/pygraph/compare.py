@@ -75,7 +75,9 @@ class Comparison:
         self._unwritten: list[torch.Tensor] = []
         self._replay: list[int] = []
         self._run: list[int] = []
-        self._garbage: list[torch.Tensor] = []  # by result: NaN in the replay, runs agree on a number
+        # By result: NaN in the replay, and numbers in all runs; and those where runs agree on a number.
+        self._nan: list[torch.Tensor] = []
+        self._garbage: list[torch.Tensor] = []
         # By result: elements that do not agree between runs.
         self._unsettled: list[torch.Tensor | None] = [None] * len(self._first)
         self._of_replay: list[Distance] = []  # of the last one that was added
@@ -103,7 +105,8 @@ class Comparison:
             self._run = self._written_bits(results)
             self._of_replay = self._distances(self._on_device(self._first), results)
             kept = (self._on_device(self._first), results, self._on_device(self._unwritten))
-            self._garbage = [self._keep(_garbage(*of)) for of in zip(*kept, strict=True)]
+            self._nan = [self._keep(_nan(*of)) for of in zip(*kept, strict=True)]
+            self._garbage = list(self._nan)
             self._first = list(map(self._keep, results))
             return
         self._is_left_to_chance |= self._written_bits(results) != self._run
@@ -112,9 +115,11 @@ class Comparison:
             self._of_runs[i] = Distance(max(old.outliers, new.outliers), max(old.error, new.error))
             if new.outliers > 0:
                 self._note_unsettled(i, results[i])
-            if self._garbage[i].any():
-                agrees = agree(results[i], self._first[i].to(self._devices[i]))
-                self._garbage[i] = self._keep(self._garbage[i].to(self._devices[i]) & agrees)
+            if self._nan[i].any():
+                device = self._devices[i]
+                agrees = agree(results[i], self._first[i].to(device))
+                self._nan[i] = self._keep(self._nan[i].to(device) & ~results[i].isnan())
+                self._garbage[i] = self._keep(self._garbage[i].to(device) & agrees)
 
     def _note_unsettled(self, i: int, result: torch.Tensor) -> None:
         mask, first, unwritten = (
@@ -140,7 +145,8 @@ class Comparison:
         depend on it may, even if they did not in the few runs there were: of many sums by atomic
         additions, some come out another way now and then. Then an error of the size of a rounding
         proves nothing either. Nor does an error in elements that do not agree between runs: some
-        agree roughly, by chance. NaN where all runs agree on a number is no chance, but poison.
+        agree roughly, by chance. NaN where all runs agree on a number is no chance, but poison; and so
+        is NaN in most of a result that runs have numbers for, even if they never agree.
         """
         found = []
         for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
@@ -150,6 +156,7 @@ class Comparison:
                 replay.outliers <= _SPREAD_FACTOR * runs.outliers
                 and replay.error <= max(_SPREAD_FACTOR * runs.error, allowed)
                 and not self._garbage[i].any()
+                and 2 * int(self._nan[i].sum()) <= self._first[i].numel()
             )
             if not is_plausible:
                 found.append(Mismatch(i, replay, runs))
@@ -174,7 +181,7 @@ def _with_zeros(result: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask.unsqueeze(-1) if result.is_complex() else mask, 0, as_integers(result))
 
 
-def _garbage(replay: torch.Tensor, run: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+def _nan(replay: torch.Tensor, run: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
     """A mask of the elements where the replay is NaN and the run is not; of one element if none is.
 
     ``unused``: elements that no kernel writes, which are left out.

@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph import capture, gpu_memory, kept_memory, observe, recorder, runtime
 from pygraph.capture import Attempt, Function, SideEffects
-from pygraph.entry import Entry, PartitionInfo, State
+from pygraph.copied_inputs import CopiedInputs
+from pygraph.entry import Entry, Form, PartitionInfo, State
 from pygraph.options import Options
 from pygraph.recording_policy import RecordingPolicy
 from pygraph.selector import Selector
@@ -41,6 +42,8 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
+# So often may what should keep its address move, before it is copied as well.
+_MOVES = 2
 
 
 class Partition:
@@ -106,6 +109,8 @@ class Partition:
         graph = entry.graph
         if graph is not None and not kept_memory.gives_away(args, graph.donated):
             return self._call_that_keeps(key, entry, args)
+        if graph is not None and entry.form is not Form.RELOCATED and not graph.matches(args):
+            return self._call_elsewhere(key, entry, args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
         if entry.state is State.UNCAPTURED:
@@ -120,6 +125,18 @@ class Partition:
         if runtime.record_lock.acquire(blocking=False):
             try:
                 self._note_kept(key, entry)
+            finally:
+                runtime.record_lock.release()
+        return self.uncaptured(args)
+
+    def _call_elsewhere(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call whose arguments are not where a graph at fixed addresses has them, or overlap."""
+        if entry.form is Form.COPIED and runtime.record_lock.acquire(blocking=False):
+            try:
+                if entry.graph is not None:  # no other thread was first
+                    runtime.engine().remove_graph(self.callable, entry.graph)
+                    form = Form.COPIED if entry.moves < _MOVES else Form.ALL_COPIED
+                    self.entries[key] = Entry(form=form, moves=entry.moves + 1, reason=entry.reason)
             finally:
                 runtime.record_lock.release()
         return self.uncaptured(args)
@@ -229,6 +246,7 @@ class Partition:
                     self._effects,
                     entry.takes_memory,
                     entry.pending,
+                    self._copied_inputs(entry.form, args),
                 )
         finally:
             seconds = time.perf_counter() - start
@@ -246,8 +264,12 @@ class Partition:
 
     def _conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
         entry.pending = result.pending
-        if result.failure:
-            self.refuse(entry, result.failure)
+        if result.failure and result.is_unmovable and entry.form is Form.RELOCATED:
+            entry.form, entry.reason = Form.COPIED, result.failure
+            log.info("%s: %s; recorded anew, with copied inputs", self.info.name, result.failure)
+        elif result.failure:
+            first = "" if entry.form is Form.RELOCATED else f"{entry.reason}; with copied inputs, "
+            self.refuse(entry, first + result.failure)
         if result.graph is None:
             return
         entry.graph, entry.state = result.graph, State.CAPTURED
@@ -272,6 +294,12 @@ class Partition:
         # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
         numbers = 0 if self.info.counts_numbers else sum(isinstance(arg, int) for arg in args)
         return len(args) - numbers == self.info.argument_count
+
+    def _copied_inputs(self, form: Form, args: Sequence[Any]) -> CopiedInputs | None:
+        if form is Form.RELOCATED:
+            return None
+        fixed = self.info.static if form is Form.COPIED and self._hints_fit(args) else frozenset()
+        return CopiedInputs(fixed - self._effects.mutated, self._effects.mutated)
 
     def _copied_bytes(self, args: Sequence[Any]) -> int:
         static = self.info.static if self._hints_fit(args) else frozenset()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pygraph import gpu_memory, runtime
+from pygraph.copied_inputs import CopiedInputs, allocating_from
 from pygraph.gpu_load import side_stream
 from pygraph.kernel_access import accesses_of
 
@@ -50,6 +51,7 @@ def record(
     given_away: Sequence[Any],
     capacity: int,
     lanes: int,
+    copied: CopiedInputs | None = None,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
@@ -59,6 +61,7 @@ def record(
     given_away: arguments that nobody sees after calls (the engine's GivenAway; bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     lanes: how many nodes of a graph may run at a time.
+    copied: if the function is to work on copies of its arguments, at fixed addresses.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
     sources = [_DEFAULT_GENERATOR] if draws else []
@@ -68,16 +71,20 @@ def record(
         for source in sources
     ]
     with torch.cuda.device(device):
-        pair = runtime.engine().RecordingPair(list(args), device, capacity)
+        unseen = frozenset(i for tensors in given_away for i in tensors.positions)
+        if copied is not None:
+            copied = dataclasses.replace(copied, written=copied.written - unseen)
+        form = None if copied is None else (sorted(copied.fixed), sorted(copied.written))
+        pair = runtime.engine().RecordingPair(list(args), device, capacity, form)
+        donated = [] if copied else list(given_away)
         count = 0
         for index in range(2):
             with gpu_memory.unlimited():  # stand-ins count, and take none
-                count = _capture(function, pair, index, device, sources, generators)
+                count = _capture(function, pair, index, device, sources, generators, copied)
         together = list(range(count) if sharing is None else sharing)
-        graph = pair.link(together, list(given_away), 1)
-        branched = link_branched(pair, together, list(given_away), lanes)
-        positions = frozenset(i for tensors in given_away for i in tensors.positions)
-        return Recording(graph, pair, generators, positions, branched)
+        graph = pair.link(together, donated, 1)
+        branched = link_branched(pair, together, donated, lanes)
+        return Recording(graph, pair, generators, unseen, branched)
 
 
 def link_branched(pair: Any, together: list[int], given_away: list[Any], lanes: int) -> Any | None:
@@ -113,10 +120,12 @@ def _capture(
     device: int,
     sources: list[int],
     generators: list[torch.Generator],
+    copied: CopiedInputs | None,
 ) -> int:
     """Makes one of the recordings; returns the number of outputs."""
     stand_ins = pair.stand_ins(index)
-    pool = torch.cuda.MemPool(_stand_in_allocator())
+    pool = torch.cuda.MemPool(_allocator("pygraph_record_allocate"))
+    fixed_pool = torch.cuda.MemPool(_allocator("pygraph_fixed_allocate")) if copied else None
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = side_stream(device)
     returned: Sequence[Any] | None = None
@@ -129,7 +138,11 @@ def _capture(
                 pool=pool.id,  # type: ignore[arg-type]
                 capture_error_mode="thread_local",
             )
-            returned = function(stand_ins)
+            if copied is None or fixed_pool is None:
+                returned = function(stand_ins)
+            else:
+                fixed_memory = allocating_from(fixed_pool, pool, device)
+                returned = copied.call(function, stand_ins, pair.is_fixed, fixed_memory)
             # One random kernel more per generator: it tells the engine what the graph has drawn.
             sentinels = [
                 torch.empty(1, device=f"cuda:{device}").uniform_(generator=generator)
@@ -192,9 +205,8 @@ def _abandon_capture(
 
 
 @functools.cache
-def _stand_in_allocator() -> Any:
+def _allocator(name: str) -> Any:
+    """One of those in bindings/allocation_log.h."""
     library = runtime.engine().__file__
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(
-        library, "pygraph_record_allocate", "pygraph_record_free"
-    )
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, name, "pygraph_record_free")
     return allocator.allocator()  # type: ignore[no-untyped-call]

@@ -31,6 +31,10 @@ class VerificationError(RuntimeError):
     """The reason a graph is not to be used, in words for the report."""
 
 
+class WrongReplay(VerificationError):
+    """The graph does something else than the function."""
+
+
 class Rehearsal:
     """The inputs before a call, and ways to run on copies of them.
 
@@ -142,7 +146,7 @@ class Rehearsal:
             if not gives_away:
                 self.graph.release_workspace()  # it has room for what was not given away
             if not self._pair.untouched():
-                raise VerificationError(
+                raise WrongReplay(
                     "verification failed: the graph writes to memory it was recorded with"
                 )
             results = self._results(outputs, args)

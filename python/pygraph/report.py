@@ -16,12 +16,14 @@ class GraphStats:
     name: "forward", "backward" or "inference", with a number where a program has several.
     state: "captured", "uncaptured" (not recorded yet), "measuring" (on trial), "not selected" (running
         uncaptured is as fast) or "refused".
-    reason: why it was refused or not selected; empty otherwise.
+    reason: why it was refused, was not selected or has its inputs copied; empty otherwise.
     timings: what was measured of each variant when it was selected; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     lanes: how many of its kernels may run at a time (1: one after the other).
     replays: launches so far. nodes_touched: node updates in all of them.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
+    bytes_copied: per replay, of inputs and results of a graph that cannot be relocated; 0 for others.
+    fixed_bytes: memory that such a graph keeps for itself between launches.
     workspace_bytes: internal memory that is kept between launches, shared by all graphs of the device.
     block_bytes: internal memory that is taken for each launch and given back at once.
     executable_bytes: device memory that the executable graph took, as far as it showed.
@@ -39,6 +41,8 @@ class GraphStats:
     replays: int
     nodes_touched: int
     bytes_not_copied: int
+    bytes_copied: int
+    fixed_bytes: int
     workspace_bytes: int
     block_bytes: int
     executable_bytes: int
@@ -53,6 +57,7 @@ def stats() -> list[GraphStats]:
         for entry in list(partition.entries.values()):
             graph = entry.graph
             failed = graph is not None and graph.failure
+            bytes_copied = graph.copied_bytes if graph else 0
             rows.append(
                 GraphStats(
                     name=partition.info.name,
@@ -65,7 +70,9 @@ def stats() -> list[GraphStats]:
                     lanes=graph.lanes if graph else 0,
                     replays=graph.replays if graph else 0,
                     nodes_touched=graph.nodes_touched if graph else 0,
-                    bytes_not_copied=entry.copied_bytes,
+                    bytes_not_copied=max(0, entry.copied_bytes - bytes_copied),
+                    bytes_copied=bytes_copied,
+                    fixed_bytes=graph.fixed_bytes if graph else 0,
                     workspace_bytes=graph.workspace_bytes if graph else 0,
                     block_bytes=graph.block_bytes if graph else 0,
                     executable_bytes=entry.executable_bytes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import decisions, gpu_memory, recorder, runtime
-from pygraph.entry import Entry, State
+from pygraph.entry import Entry, Form, State
 from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Trial, timed
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class Selector:
             entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
         elif self._mode == "auto" and not entry.key:
             info = self._partition.info
-            entry.key = decisions.key_of(info.program, key, info.device)
+            signature = key + (entry.form.value.encode() if entry.form is Form.ALL_COPIED else b"")
+            entry.key = decisions.key_of(info.program, signature, info.device)
             entry.decision = decisions.load(entry.key)
             if entry.decision is not None and entry.decision.selected == UNCAPTURED:
                 entry.state, entry.reason = State.NOT_SELECTED, _reason(entry.decision)
@@ -113,7 +114,7 @@ class Selector:
         return outputs
 
     def _start_trial(self, entry: Entry) -> None:
-        kept = entry.graph.workspace_bytes + entry.executable_bytes
+        kept = entry.graph.workspace_bytes + entry.graph.fixed_bytes + entry.executable_bytes
         entry.state = State.MEASURING
         entry.trial = Trial({UNCAPTURED: 0, REPLAYED: kept})
 

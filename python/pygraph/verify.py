@@ -31,7 +31,7 @@ from pygraph.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, sam
 from pygraph.fingerprint import forget
 from pygraph.gpu_load import disturb, keep_busy
 from pygraph.recorder import OUT_OF_MEMORY
-from pygraph.rehearsal import ONES, ZEROS, Rehearsal, VerificationError
+from pygraph.rehearsal import ONES, ZEROS, Rehearsal, VerificationError, WrongReplay
 
 log = logging.getLogger("pygraph")
 
@@ -45,11 +45,13 @@ _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a closer look: at first, and where these d
 class Verification:
     """outputs: the call's result. failure: why the graph is not to be used, or empty.
 
+    is_wrong: whether that is because of what it does: it may hide an address.
     suspects: results that differ, where only a closer look can tell whether the graph is right.
     """
 
     outputs: Sequence[Any]
     failure: str = ""
+    is_wrong: bool = False
     suspects: Sequence[int] = ()
     executable_bytes: int = 0
 
@@ -83,7 +85,7 @@ class Run(Rehearsal):
     def first_look(self) -> Verification:
         """One replay, then the call itself."""
         seen: Sequence[Any] = ()
-        failure = ""
+        failure, is_wrong = "", False
         in_bits = self.graph.output_bytes <= LARGE_BYTES
         try:
             replayed = self._replay(ONES)
@@ -94,10 +96,10 @@ class Run(Rehearsal):
             if branched is not None:
                 self._choose_form(branched, bits)
         except Exception as error:
-            failure = _describe(error)
+            failure, is_wrong = _describe(error), isinstance(error, WrongReplay)
         outputs, results = self._call()
         if failure:
-            return Verification(outputs, failure)
+            return Verification(outputs, failure, is_wrong)
         try:
             expected: Sequence[Any] = results if in_bits else fingerprints(results)
             is_same = same_bits if in_bits else eq
@@ -146,16 +148,17 @@ class Run(Rehearsal):
 
     def closer_look(self, suspects: Sequence[int]) -> Verification:
         """Replays and uncaptured runs until it is clear, then the call itself. Decides."""
-        failure = ""
+        failure, is_wrong = "", False
         mismatches: Sequence[Mismatch] = []
         try:
             mismatches = self._compare(suspects)
             if mismatches and self.graph.donated:
                 mismatches = self._compare(suspects, gives_away=False)
         except Exception as error:
-            failure = _describe(error)
+            failure, is_wrong = _describe(error), isinstance(error, WrongReplay)
         outputs, results = self._call()
         if mismatches:
+            is_wrong = True
             worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
             wrong = len({mismatch.position for mismatch in mismatches})
             failure = (
@@ -163,7 +166,7 @@ class Run(Rehearsal):
                 f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
                 f"uncaptured run by {worst.runs}"
             )
-        return Verification(outputs, failure)
+        return Verification(outputs, failure, is_wrong)
 
     def _compare(self, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
         """gives_away: whether the two replays that show what no kernel writes use donated memory. What

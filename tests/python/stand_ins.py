@@ -27,7 +27,7 @@ INFO = PartitionInfo(
 class Graph:
     """Stands in for a captured graph that adds one, or that cannot be launched."""
 
-    output_bytes = block_bytes = 0
+    output_bytes = block_bytes = fixed_bytes = copied_bytes = 0
     donated: tuple[int, ...] = ()
     nodes = 3
     relocations = 4

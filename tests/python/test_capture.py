@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import gpu_memory, recorder, verify
+from pygraph import gpu_memory, recorder, runtime, verify
 from pygraph.capture import Attempt, SideEffects, attempt
+from pygraph.copied_inputs import CopiedInputs
 from pygraph.options import Options
 from pygraph.recorder import Recording
 
@@ -131,3 +132,46 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
     second = attempt(function, function, [x], *common, first.pending)
     assert len(graphs) == 1
     assert second.graph is graphs[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unmovable"), [("NeedsFixedAddresses", True), ("NotRelocatable", False)]
+)
+def test_what_cannot_be_relocated_is_told_from_what_cannot_be_captured(
+    monkeypatch: pytest.MonkeyPatch, error: str, is_unmovable: bool
+) -> None:
+    raised = getattr(runtime.engine(), error)("a copy of more than one row")
+    assert isinstance(raised, runtime.engine().NotRelocatable)
+    result = _attempt(monkeypatch, raised, True)
+    assert result.is_unmovable is is_unmovable
+    assert result.failure == f"{error}: a copy of more than one row"
+
+
+def test_a_graph_that_does_something_else_may_hide_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Touching(Graph):
+        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
+
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", lambda *a, **k: Recording(Touching(), Touching.pair, []))
+
+    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + 1]
+
+    result = attempt(add_one, add_one, [torch.ones(4)], INFO, Options(), SideEffects(), True, None)
+    assert result.graph is None and result.is_unmovable
+
+
+@pytest.mark.parametrize("copied", [None, CopiedInputs(frozenset(), frozenset())])
+def test_copies_are_recorded_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, copied: CopiedInputs | None
+) -> None:
+    asked: dict[str, object] = {}
+
+    def record(*args: object, **kwargs: object) -> Recording:
+        asked.update(kwargs)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(recorder, "record", record)
+    args = [torch.ones(4)]
+    attempt(list, list, args, INFO, Options(lanes=8), SideEffects(), True, None, copied)
+    assert (asked["lanes"], asked["copied"]) == (8 if copied is None else 1, copied)

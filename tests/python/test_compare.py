@@ -151,6 +151,14 @@ def test_a_nan_where_uncaptured_runs_agree_on_a_number_is_poison() -> None:
     assert _is_plausible(unsettled, runs)
 
 
+def test_a_result_of_nan_is_poison_even_where_runs_never_agree() -> None:
+    runs = [torch.full((100,), float(i)) for i in range(4)]
+    assert _is_plausible(torch.full((100,), 2.0), runs)
+    assert not _is_plausible(torch.full((100,), float("nan")), runs)
+    runs[2][:] = float("nan")
+    assert _is_plausible(torch.full((100,), float("nan")), runs)
+
+
 def test_infinities_and_nan_that_are_the_same_agree() -> None:
     exact = torch.randn(100)
     exact[:3] = torch.tensor([float("inf"), float("-inf"), float("nan")])

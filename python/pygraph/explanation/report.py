@@ -48,7 +48,8 @@ class VariantTiming:
 class GraphRow:
     """One graph, or one function that stayed uncaptured. None: not known without a GPU.
 
-    lanes: how many of its kernels may run at a time.
+    lanes: how many of its kernels may run at a time. bytes_copied: per call, of inputs and results of a
+    graph that cannot be relocated; 0 for others.
     """
 
     name: str
@@ -64,6 +65,7 @@ class GraphRow:
     replays: int | None
     timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
     lanes: int | None = None
+    bytes_copied: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ def graph_cells(row: GraphRow) -> list[str]:
         row.state,
         _count(row.kernels) + (f" ({row.lanes} at a time)" if (row.lanes or 1) > 1 else ""),
         *(_count(n) for n in (row.inputs, row.outputs, row.relocations)),
-        *(_bytes(n) for n in (row.bytes_not_copied, row.workspace_bytes)),
+        *(in_bytes(n) for n in (row.bytes_not_copied, row.workspace_bytes)),
         "-" if row.capture_seconds is None else f"{row.capture_seconds * 1e3:.0f} ms",
         _count(row.replays),
         _timings(row.timings),
@@ -61,7 +61,7 @@ def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
-def _bytes(number: int | None) -> str:
+def in_bytes(number: int | None) -> str:
     if number is None:
         return "-"
     value, units = float(number), ["B", "KiB", "MiB", "GiB"]
