@@ -106,13 +106,14 @@ def measure(elements: int) -> dict[str, Any]:
         first = turn % len(order)
         for name in order[first:] + order[:first]:
             blocks[name].append(1e6 * _seconds_per_call(models[name], inputs, calls))
-    (row,) = [row for row in pygraph.stats() if row.timings]
+    row = max(pygraph.stats(), key=lambda row: row.capture_seconds)
     pygraph.reset()
     times = {name: [min(t), statistics.median(t), max(t)] for name, t in blocks.items()}
     return {
         "bytes_per_input": inputs[0].nbytes,
         **{name: [round(us, 1) for us in of] for name, of in times.items()},
         "state": row.state,
+        "reason": row.reason,
         "bytes_copied": row.bytes_copied,
         "fixed_bytes": row.fixed_bytes,
         "equal": all(torch.equal(result, results["inductor"]) for result in results.values()),

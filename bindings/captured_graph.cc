@@ -244,7 +244,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
   const std::lock_guard lock(workspace_.mutex());
   const uint64_t needed = workspace_needed(launch.donated);
   if (workspace_.capacity() < needed) {
-    throw DriverError("the workspace could not be kept", abi::kOutOfMemory);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "another replay gave the workspace back");
   }
   const uint64_t workspace = workspace_.enter(driver_, launch.stream);
   place_internal_memory(launch, needed > 0 ? workspace : 0);

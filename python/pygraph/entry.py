@@ -86,3 +86,8 @@ class Entry:
     takes_memory: bool = True
     kept: int = 0
     replays_until_kept: int = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an attempt has been made that the next call is to go on with."""
+        return self.pending is not None or (self.form is not Form.RELOCATED and self.moves == 0)

@@ -114,7 +114,7 @@ class Partition:
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
         if entry.state is State.UNCAPTURED:
-            if entry.pending is None and self._wait(key, entry, args):
+            if not entry.is_under_way and self._wait(key, entry, args):
                 return self.uncaptured(args)
             self._selector.recall(key, entry)
             if entry.state is State.UNCAPTURED:

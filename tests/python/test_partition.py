@@ -431,6 +431,8 @@ def test_what_cannot_be_relocated_is_recorded_with_copied_inputs(
     _call(partition, None)
     entry = _call(partition, None)
     assert (entry.state, entry.reason) == (State.UNCAPTURED, "an address is hidden")
+    partition._policy.note_recording(3600.0)  # which further signatures would wait for
+    partition._policy.note_recording(3600.0)
     _call(partition, None)
     assert (entry.state, entry.form) == (State.CAPTURED, Form.COPIED)
     # What is to keep its address is not copied, if nobody writes to it.
