@@ -18,9 +18,18 @@ from typing import Any
 
 import torch
 
-from pygraph import call_overhead, compiled_call, observe, runtime, shortcut, substitutes
+from pygraph import (
+    call_overhead,
+    compiled_call,
+    learned_cuts,
+    observe,
+    runtime,
+    shortcut,
+    substitutes,
+)
 from pygraph import options as options_module
 from pygraph.entry import Kind, PartitionInfo
+from pygraph.learned_cuts import Compilation
 from pygraph.options import BackendConfig
 from pygraph.partition import Partition
 
@@ -62,9 +71,10 @@ class Backend:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
-        function = _compile_with_graphs(gm, example_inputs, config)
+        compilation = Compilation(learned_cuts.names())
+        function = _compile_with_graphs(gm, example_inputs, config, compilation)
         call_overhead.reduce_for_process()
-        call_overhead.reduce(gm)
+        call_overhead.reduce(gm, compilation)
         return function
 
     def transforms_for(
@@ -89,7 +99,10 @@ def _compile_plain(
 
 
 def _compile_with_graphs(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: BackendConfig
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: BackendConfig,
+    compilation: Compilation,
 ) -> Callable[..., Any]:
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
@@ -106,6 +119,7 @@ def _compile_with_graphs(
         "custom_should_partition_ops": [
             *_inductor_option(config, "custom_should_partition_ops"),
             *ops.outside_of_graphs(),
+            *compilation.cuts,
         ],
     }
     user_pass = _inductor_option(config, "post_grad_custom_post_pass")
@@ -137,10 +151,13 @@ def _compile_with_graphs(
             user_pass=user_pass,
             watch=functools.partial(observation.note_graph, kind) if observation else None,
         )
+        noted = len(observation.graphs) if observation else 0
         with scope(), inductor_config.patch(post_grad_custom_post_pass=graph_pass):
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
-        found.append(_attach(compiled, config, len(inputs), on_host, kwargs))
+        if observation is not None:
+            compilation.graphs += observation.graphs[noted:]
+        found.append(_attach(compiled, config, compilation, len(inputs), on_host, kwargs))
         return compiled
 
     argument_count = len(example_inputs)
@@ -154,6 +171,7 @@ def _compile_with_graphs(
 def _attach(
     compiled: Any,
     config: BackendConfig,
+    compilation: Compilation,
     input_count: int,
     on_host: frozenset[int],
     kwargs: dict[str, Any],
@@ -199,7 +217,7 @@ def _attach(
             saved=_saved_outputs(route) if kind == "forward" else (),
             program=f"{program} part {number}" if program else "",
         )
-        return lambda function: Partition(function, info, config.own).callable
+        return lambda function: Partition(function, info, config.own, compilation).callable
 
     compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
     if route is not None:

@@ -40,14 +40,18 @@ from torch._guards import CompileContext
 
 from pygraph import guards as cheaper_guards
 from pygraph import parameters, runtime
+from pygraph.learned_cuts import Compilation
 from pygraph.substitutes import digest_of
 
 _dynamos_from_numpy = guards.from_numpy
 _is_left_out = False  # whether the range's setting is to be set back; Dynamo compiles under one lock
 
 
-def reduce(gm: torch.fx.GraphModule) -> None:
-    """Of the program that is being compiled, if one is. gm: as Dynamo gave it to the backend."""
+def reduce(gm: torch.fx.GraphModule, compilation: Compilation | None = None) -> None:
+    """Of the program that is being compiled, if one is. gm: as Dynamo gave it to the backend.
+
+    compilation: what the program's guards are to be of.
+    """
     global _is_left_out
     if CompileContext.current_compile_id() is None:
         return
@@ -57,7 +61,7 @@ def reduce(gm: torch.fx.GraphModule) -> None:
         dynamo_config.record_runtime_overhead = False
         _is_left_out = True
     decorators.DisableContext = _DisableContext
-    cheaper_guards.make_cheaper()
+    cheaper_guards.make_cheaper(compilation)
     as_tensor = runtime.engine().as_tensor
     guards.from_numpy = _from_numpy
     guards._CLOSURE_VARS = {

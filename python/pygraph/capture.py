@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pygraph import gpu_memory, recorder, runtime, verify
+import torch
+
+from pygraph import gpu_memory, learned_cuts, recorder, runtime, verify
 from pygraph.copied_inputs import CopiedInputs
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
@@ -28,6 +30,7 @@ class Attempt:
 
     failure: why it failed, for good. is_unmovable: whether that is because the function cannot be
     relocated; on copies of its inputs, at fixed addresses, it may still be captured.
+    operator: the one whose capture was refused, if that is known.
     pending: what the next attempt is to look at closer.
     """
 
@@ -35,6 +38,7 @@ class Attempt:
     graph: Any = None  # pygraph._engine.CapturedGraph
     failure: str = ""
     is_unmovable: bool = False
+    operator: str = ""
     pending: Pending | None = None
     executable_bytes: int = 0
 
@@ -63,8 +67,9 @@ def attempt(
         if pending
         else _record(function, args, info, options, effects, takes_memory, copied)
     )
-    if isinstance(recording, _Failure):
-        return Attempt(uncaptured(args), failure=recording.reason, is_unmovable=recording.is_unmovable)
+    if isinstance(recording, Attempt):
+        recording.outputs = uncaptured(args)
+        return recording
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
         result = verify.verify(run, pending.suspects if pending else ())
@@ -85,14 +90,6 @@ def attempt(
     return Attempt(uncaptured(args), failure=failure)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """As in Attempt."""
-
-    reason: str
-    is_unmovable: bool
-
-
 def _record(
     function: Function,
     args: list[Any],
@@ -101,7 +98,7 @@ def _record(
     effects: SideEffects,
     takes_memory: bool,
     copied: CopiedInputs | None,
-) -> recorder.Recording | _Failure:
+) -> recorder.Recording | Attempt:
     """The recording, or why there is none: any failure leaves the program uncaptured."""
     can_take = info.is_backward and takes_memory
     try:
@@ -120,7 +117,9 @@ def _record(
         recording.graph.name = f"pygraph {info.name}"
         return recording
     except Exception as error:
-        is_unmovable = isinstance(error, runtime.engine().NeedsFixedAddresses)
-        failure = _Failure(recorder.describe_failure(error), is_unmovable)
+        failed = Attempt((), failure=recorder.describe_failure(error))
+        failed.is_unmovable = isinstance(error, runtime.engine().NeedsFixedAddresses)
+        if not isinstance(error, torch.OutOfMemoryError):
+            failed.operator = learned_cuts.operator_in(error)
     gpu_memory.give_back_all()  # the error, which held what the recording had, is gone
-    return failure
+    return failed

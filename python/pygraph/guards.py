@@ -49,6 +49,7 @@ from torch._functorch._aot_autograd import utils as aot_utils
 from torch._guards import Guard, Source
 
 from pygraph import runtime
+from pygraph.learned_cuts import Compilation
 from pygraph.substitutes import digest_of
 
 _dynamos_create = Guard.create
@@ -61,13 +62,14 @@ _DIGEST_OF_ATTRIBUTE = "15d8a69b7d7198cd"
 _DIGEST_OF_CREATE = "e6b2f0a0f5c226e3"
 
 
-def make_cheaper() -> None:
-    """The guards of the program that is being compiled; until :func:`set_back`."""
+def make_cheaper(compilation: Compilation | None = None) -> None:
+    """The guards of the program that is being compiled; until :func:`set_back`. One of them fails when
+    the compilation is to be made anew."""
     if digest_of((_dynamos_create,)) != _DIGEST_OF_CREATE:
         return
     ours: dict[Any, Callable[[guards.GuardBuilder, Guard], None]] = {}
     if _dynamos_guard_hooks and digest_of((_dynamos_guard_hooks,)) == _DIGEST_OF_HOOKS:
-        ours[_dynamos_guard_hooks] = _guard_hooks
+        ours[_dynamos_guard_hooks] = functools.partial(_guard_hooks, compilation)
     if _dynamos_guard_attribute and digest_of((_dynamos_guard_attribute,)) == _DIGEST_OF_ATTRIBUTE:
         ours[_dynamos_guard_attribute] = functools.partial(_guard_attribute, _writes_to_modules())
 
@@ -208,7 +210,7 @@ def _has_inlineable_hooks() -> bool:
     return bool(aot_utils.saved_tensors_hooks_are_inlineable(hooks))
 
 
-def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
+def _guard_hooks(compilation: Compilation | None, builder: guards.GuardBuilder, guard: Guard) -> None:
     """As Dynamo's, for what is compiled without such hooks that could be inlined."""
     if _has_inlineable_hooks():
         assert _dynamos_guard_hooks is not None
@@ -216,8 +218,14 @@ def _guard_hooks(builder: guards.GuardBuilder, guard: Guard) -> None:
         return
     code = ["torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None"]
     builder._set_guard_export_info(guard, code, provided_func_name=guard.create_fn_name())
+
+    def holds(_: object) -> bool:
+        return not _has_inlineable_hooks() and (compilation is None or compilation.holds())
+
     builder.guard_manager.root.add_lambda_guard(
-        runtime.engine().saved_hooks_guard(lambda _: not _has_inlineable_hooks()),
+        runtime.engine().saved_hooks_guard(compilation.expired if compilation else [], holds),
         guards.get_verbose_code_parts(code, guard),
         guard.user_stack,
     )
+    if compilation is not None:
+        compilation.has_guard = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -46,7 +46,14 @@ class Observation:
         owner = graph.owning_module
         # The compiler goes on changing the graph: keep a copy, with its values and lines.
         self.graphs.append((name, fx.GraphModule(owner, _copy(graph)).graph if owner else graph))
-        self.applied += applied
+        for note in applied:
+            self.note_applied(note)
+
+    def forget(self, graphs: Iterable[Any], partitions: Collection[Partition]) -> None:
+        """What was compiled and is compiled anew."""
+        gone = {id(graph) for graph in graphs}
+        self.graphs = [graph for graph in self.graphs if id(graph) not in gone]
+        self.partitions = [partition for partition in self.partitions if partition not in partitions]
 
     def note_applied(self, note: Applied) -> None:
         if note not in self.applied:  # Dynamo traces a function again after a graph break

@@ -25,10 +25,11 @@ import torch._dynamo  # before torch._functorch, which imports it in a circle
 from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph import capture, gpu_memory, kept_memory, observe, recorder, runtime
+from pygraph import capture, gpu_memory, observe, recorder, runtime, unfit_calls
 from pygraph.capture import Attempt, Function, SideEffects
 from pygraph.copied_inputs import CopiedInputs
 from pygraph.entry import Entry, Form, PartitionInfo, State
+from pygraph.learned_cuts import Compilation
 from pygraph.options import Options
 from pygraph.recording_policy import RecordingPolicy
 from pygraph.selector import Selector
@@ -42,15 +43,21 @@ _MAX_SEEN = 4096
 # Of so many signatures the first call is watched for side effects. The same code with other sizes has
 # the same ones, and watching costs time.
 _WATCHED = 2
-# So often may what should keep its address move, before it is copied as well.
-_MOVES = 2
 
 
 class Partition:
     """Decides for one partition function; ``callable`` goes in its place."""
 
-    def __init__(self, function: Function, info: PartitionInfo, options: Options) -> None:
+    def __init__(
+        self,
+        function: Function,
+        info: PartitionInfo,
+        options: Options,
+        compilation: Compilation | None = None,
+    ) -> None:
+        """compilation: what it is part of, if that can be made anew."""
         self.info = info
+        self._compilation = compilation
         self.entries: dict[bytes, Entry] = {}
         self._function = function
         self._options = options
@@ -64,6 +71,8 @@ class Partition:
         self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
         # The callable keeps this object alive through the bound method; else only a report does.
         runtime.partitions.add(self)
+        if compilation is not None:
+            compilation.add(self)
         observation = observe.current()
         if observation is not None:
             observation.partitions.append(self)
@@ -106,11 +115,8 @@ class Partition:
             return self._first_call(key, args)
         if modes:
             return self.uncaptured(args)
-        graph = entry.graph
-        if graph is not None and not kept_memory.gives_away(args, graph.donated):
-            return self._call_that_keeps(key, entry, args)
-        if graph is not None and entry.form is not Form.RELOCATED and not graph.matches(args):
-            return self._call_elsewhere(key, entry, args)
+        if entry.graph is not None and not unfit_calls.is_fit(entry, args):
+            return self._unfit_call(key, entry, args)
         if entry.state is State.MEASURING:
             return self._selector.run(key, entry, args)
         if entry.state is State.UNCAPTURED:
@@ -121,42 +127,30 @@ class Partition:
                 return self._capture(entry, args)
         return self._selector.look(key, entry, args)
 
-    def _call_that_keeps(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+    def _unfit_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if runtime.record_lock.acquire(blocking=False):
             try:
-                self._note_kept(key, entry)
-            finally:
-                runtime.record_lock.release()
-        return self.uncaptured(args)
-
-    def _call_elsewhere(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """A call whose arguments are not where a graph at fixed addresses has them, or overlap."""
-        if entry.form is Form.COPIED and runtime.record_lock.acquire(blocking=False):
-            try:
                 if entry.graph is not None:  # no other thread was first
-                    runtime.engine().remove_graph(self.callable, entry.graph)
-                    form = Form.COPIED if entry.moves < _MOVES else Form.ALL_COPIED
-                    self.entries[key] = Entry(form=form, moves=entry.moves + 1, reason=entry.reason)
+                    self._note_unfit(key, entry, args)
             finally:
                 runtime.record_lock.release()
         return self.uncaptured(args)
 
-    def _note_kept(self, key: bytes, entry: Entry) -> None:
-        if entry.graph is None:  # another thread was first
-            return
+    def _note_unfit(self, key: bytes, entry: Entry, args: list[Any]) -> None:
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
-        if kept_memory.is_kept_often(entry):
-            log.info("%s: its arguments are kept; recorded anew, to leave them alone", self.info.name)
+        renewed = unfit_calls.renewed(entry, args)
+        if renewed is not None:
+            log.info("%s: recorded anew, because calls did not fit its graph", self.info.name)
             runtime.engine().remove_graph(self.callable, entry.graph)
-            self.entries[key] = Entry(takes_memory=False)
+            self.entries[key] = renewed
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
         lengths = lengths_of(args)
         if lengths not in self._unpacked:
             function = unpacked_function(self._function, lengths)
             info = unpacked_info(self.info, lengths)
-            self._unpacked[lengths] = Partition(function, info, self._options)
+            self._unpacked[lengths] = Partition(function, info, self._options, self._compilation)
         return self._unpacked[lengths].callable(unpack(args))  # type: ignore[no-any-return]
 
     def _wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
@@ -269,7 +263,7 @@ class Partition:
             log.info("%s: %s; recorded anew, with copied inputs", self.info.name, result.failure)
         elif result.failure:
             first = "" if entry.form is Form.RELOCATED else f"{entry.reason}; with copied inputs, "
-            self.refuse(entry, first + result.failure)
+            self.refuse(entry, first + result.failure + self._learn(result))
         if result.graph is None:
             return
         entry.graph, entry.state = result.graph, State.CAPTURED
@@ -283,6 +277,13 @@ class Partition:
             seconds * 1e3,
         )
         self._selector.captured(entry)
+
+    def _learn(self, result: Attempt) -> str:
+        """What follows from the failure, in words; nothing in most cases."""
+        is_learned = self._compilation is not None and self._compilation.learn(
+            result.operator, result.failure
+        )
+        return f"; compiled anew, without {result.operator} in graphs" if is_learned else ""
 
     def _forget_uncaptured(self) -> None:
         for key, entry in list(self.entries.items()):

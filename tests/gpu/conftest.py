@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import recording_policy, runtime
+from pygraph import learned_cuts, recording_policy, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
+    monkeypatch.setattr(learned_cuts, "_learned", {})
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

@@ -20,12 +20,6 @@ from .support import at_most, captured, compiled, randn, refusals
 _calls = 0
 
 
-@custom_op("pygraph_test::synchronize", mutates_args=())
-def synchronize(x: torch.Tensor) -> torch.Tensor:
-    torch.cuda.synchronize()
-    return x + 1
-
-
 @custom_op("pygraph_test::callback", mutates_args=())
 def callback(x: torch.Tensor) -> torch.Tensor:
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -49,7 +43,7 @@ def unsteady(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-for _op in (synchronize, callback, external_event, unsteady):
+for _op in (callback, external_event, unsteady):
     _op.register_fake(lambda x: torch.empty_like(x))
 
 
@@ -82,11 +76,6 @@ def _expect_healthy_process() -> None:
         for _ in range(4):
             model(randn(64))
     assert len(captured()) == 1
-
-
-def test_a_synchronizing_operation() -> None:
-    _expect_refusal(synchronize, "capturing")
-    _expect_healthy_process()
 
 
 def test_a_host_callback() -> None:

@@ -12,6 +12,7 @@ import enum
 import torch
 from torch import fx
 
+from pygraph.learned_cuts import reason_of
 from pygraph.observe import Cut
 from pygraph.ops import READING_CPU, WAITING, is_collective
 from pygraph.transforms.rewrite import is_device_copy, is_on_gpu, source_line, tensors_of
@@ -45,6 +46,7 @@ _REMEDIES = {
     "to_cpu": "return the value on the GPU, or copy it after the compiled function",
     "to_gpu": "create the tensor on the GPU, or move it once, outside of the compiled function",
     "waits": "an algorithm that does not look at its own results on the CPU",
+    "refused": "an operator that neither waits for the GPU nor copies from it or to it",
     "ranks": "nothing is needed: what lies between is in graphs",
     "cpu": "move the tensors it works on to the GPU",
     "copy": "keep the tensor on the GPU: model.register_buffer, or x.to(device) before the call",
@@ -67,6 +69,9 @@ def classify(node: fx.Node) -> tuple[Kind, Cut | None]:
         return _gap(node, f"{name} waits for the GPU", "waits")
     if is_collective(name) and any(map(is_on_gpu, node.all_input_nodes)):
         return _gap(node, f"ranks communicate ({name})", "ranks")
+    reason = reason_of(name)
+    if reason is not None and any(map(is_on_gpu, node.all_input_nodes)):
+        return _gap(node, f"{name} cannot be captured ({reason})", "refused")
     if name in READING_CPU:
         noun = "a tensor is" if name == "pygraph::to_device" else "numbers are"
         return _gap(node, f"{noun} copied from the CPU before the graph", "copy")

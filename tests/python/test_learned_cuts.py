@@ -1,0 +1,182 @@
+"""Operators that cannot be captured, and programs that are compiled anew for them, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import call_overhead, learned_cuts, runtime
+from pygraph.capture import Attempt
+from pygraph.entry import Entry
+from pygraph.explanation.classify import Kind, classify
+from pygraph.learned_cuts import Compilation
+from pygraph.options import Options
+from pygraph.partition import Partition
+
+from .compiled_programs import X
+from .stand_ins import INFO
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(learned_cuts, "_learned", {})
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _generated(folder: Path, line: str) -> Callable[[list[Any]], Any]:
+    """A partition as Inductor writes it."""
+    path = folder / "generated.py"
+    path.write_text(f"def partition_0(args):\n    x, = args\n    {line}\n")
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return names["partition_0"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def refusing_operator() -> Iterator[None]:
+    """An operator that raises what it is called with."""
+    with torch.library._scoped_library("pygraph_test", "DEF") as library:
+        library.define("refuse(Tensor x, str why) -> Tensor")
+
+        def refuse(x: torch.Tensor, why: str) -> torch.Tensor:
+            raise RuntimeError(why)
+
+        library.impl("refuse", refuse, "CompositeExplicitAutograd")
+        yield
+
+
+_NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"),
+    [
+        (f'torch.ops.pygraph_test.refuse.default(x, "{_NOT_PERMITTED}")', "pygraph_test::refuse"),
+        # Which may be gone the next time.
+        ('torch.ops.pygraph_test.refuse.default(x, "CUDNN_STATUS_NOT_INITIALIZED")', ""),
+        # Of an operator before it.
+        (
+            'torch.ops.pygraph_test.refuse.default(x, "failed due to a previous error during capture")',
+            "",
+        ),
+        ("x.no_such_method_for_captures()", ""),
+    ],
+)
+def test_the_line_that_raised_tells_the_operator(
+    tmp_path: Path, line: str, operator: str, refusing_operator: None
+) -> None:
+    with pytest.raises((RuntimeError, AttributeError)) as raised:
+        _generated(tmp_path, f"return {line}")([X])
+    assert learned_cuts.operator_in(raised.value) == operator
+
+
+def test_errors_from_elsewhere_tell_none() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError(_NOT_PERMITTED)
+    assert learned_cuts.operator_in(raised.value) == ""
+
+
+class _Backend:
+    """Runs graphs as they are; each compilation can be made anew."""
+
+    def __init__(self) -> None:
+        self.made: list[Compilation] = []
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.made.append(Compilation(learned_cuts.names()))
+        call_overhead.reduce(gm, self.made[-1])
+        return gm.forward
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+def test_a_program_is_compiled_anew_once() -> None:
+    backend = _Backend()
+    double = torch.compile(_double, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(double(X), X + X)
+    (first,) = backend.made
+    partition = Partition(lambda args: args, INFO, Options(), first)
+    assert first.learn("mylib::waits", "it waits") and first.learn("mylib::waits_too", "it waits")
+    for _ in range(3):
+        assert torch.equal(double(X), X + X)
+    _, second = backend.made
+    assert second.cuts == {"mylib::waits", "mylib::waits_too"}
+    assert partition not in runtime.partitions
+    # What cuts already, and is in a graph all the same, is no reason to compile it again.
+    assert not second.learn("mylib::waits", "it waits")
+    double(X)
+    assert len(backend.made) == 2
+
+
+@contextlib.contextmanager
+def _other_stance() -> Iterator[None]:
+    torch.compiler.set_stance("fail_on_recompile")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.parametrize(
+    "forbid",
+    [
+        lambda: torch._dynamo.config.patch(error_on_recompile=True),
+        lambda: torch._dynamo.config.patch(recompile_limit=2),
+        _other_stance,
+    ],
+)
+@pytest.mark.parametrize("comes_later", [False, True])
+def test_a_program_that_may_not_be_compiled_anew_is_not(
+    forbid: Callable[[], contextlib.AbstractContextManager[None]], comes_later: bool
+) -> None:
+    backend = _Backend()
+    double = torch.compile(_double, backend=backend)
+    double(X)
+    (compilation,) = backend.made
+    if comes_later:
+        assert compilation.learn("mylib::waits", "it waits")
+    with forbid():
+        if not comes_later:
+            assert not compilation.learn("mylib::waits", "it waits")
+        assert torch.equal(double(X), X + X)
+    assert backend.made == [compilation]
+    assert learned_cuts.names() == ["mylib::waits"]  # for programs that are compiled later
+
+
+def test_a_refusal_says_that_the_program_is_compiled_anew() -> None:
+    compilation = Compilation([])
+    partition = Partition(lambda args: args, INFO, Options(), compilation)
+    attempt = Attempt([], failure="RuntimeError: capturing", operator="mylib::waits")
+    entry = Entry()
+    partition._conclude(entry, attempt, 0.0)
+    assert entry.reason == "RuntimeError: capturing"  # it has no guard
+    compilation.has_guard = True
+    compilation._code = _double.__code__
+    entry = Entry()
+    partition._conclude(entry, attempt, 0.0)
+    assert entry.reason.endswith("; compiled anew, without mylib::waits in graphs")
+    partition._conclude(other := Entry(), dataclasses.replace(attempt, operator=""), 0.0)
+    assert other.reason == "RuntimeError: capturing"
+
+
+def test_explain_knows_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3, device="meta")
+    node = graph.call_function(torch.ops.aten.sort.default, (x,))
+    node.meta["val"] = x.meta["val"]
+    monkeypatch.setattr("pygraph.explanation.classify.is_on_gpu", lambda node: True)
+    assert classify(node)[0] is Kind.GRAPH
+    learned_cuts._learned["aten::sort"] = "it waits"
+    kind, cut = classify(node)
+    assert kind is Kind.GAP and cut is not None
+    assert cut.reason == "aten::sort cannot be captured (it waits)"
