@@ -224,7 +224,7 @@ def _guard_hooks(compilation: Compilation | None, builder: guards.GuardBuilder, 
 
     builder.guard_manager.root.add_lambda_guard(
         runtime.engine().saved_hooks_guard(compilation.expired if compilation else [], holds),
-        guards.get_verbose_code_parts(code, guard),
+        guards.get_verbose_code_parts([f"{code[0]}, and PyGraph has learned of no cut"], guard),
         guard.user_stack,
     )
     if compilation is not None:
