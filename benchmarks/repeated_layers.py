@@ -70,7 +70,8 @@ class _Model:
     def __init__(self, decoder: _Decoder, backend: str, by_layer: bool) -> None:
         self.name = f"{backend}, {'layer by layer' if by_layer else 'as a whole'}"
         self.blocks: list[float] = []  # microseconds per call
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder = tempfile.mkdtemp()
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
         clear_caches()
         gc.collect()
         torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ class NotRelocatable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// As above, but because of what is no matter where all addresses stay what they were (see
+// The graph cannot be relocated, but could run if all its addresses stayed what they were (see
 // fixed_memory.h).
 class NeedsFixedAddresses : public NotRelocatable {
  public:

@@ -10,7 +10,6 @@ guards fails then.
 from __future__ import annotations
 
 import linecache
-import logging
 import re
 import traceback
 import weakref
@@ -24,8 +23,6 @@ from pygraph import observe, runtime
 
 if TYPE_CHECKING:
     from pygraph.partition import Partition
-
-log = logging.getLogger("pygraph")
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 # Dynamo gives a function up that it has compiled too often: so many more times must be left.

@@ -97,7 +97,7 @@ def test_training_learns_operators_of_both_directions() -> None:
 
 
 @torch.no_grad()
-def test_an_operator_of_pytorch_is_learned_as_well() -> None:
+def test_a_factorization_that_asks_the_gpu_whether_it_worked() -> None:
     """Whether cuSOLVER found the matrix to be positive definite is asked by the host."""
     model = compiled(lambda x: torch.linalg.cholesky(x @ x.T + 8 * torch.eye(8, device="cuda")) * 2)
     for _ in range(7):
