@@ -62,11 +62,11 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       random_(std::move(random)),
       fixed_memory_(std::move(fixed_memory)),
       written_(std::move(written)),
-      executable_(driver, std::move(graph), std::move(linked)),
+      executable_(std::make_unique<ExecutableGraph>(driver, std::move(graph), std::move(linked))),
       workspace_(Workspace::of_device(device.index())) {
   plan_donations();
   plan_allocations();
-  const auto& states = executable_.linked().recording.random;
+  const auto& states = executable_->linked().recording.random;
   draws_ = std::ranges::any_of(states, [](const RandomState& s) { return s.increment > 0; });
   if (draws_) {
     random_memory_ = c10::GetAllocator(device.type())->allocate(states.size() * kRandomStateSize);
@@ -96,6 +96,26 @@ bool CapturedGraph::is_out_of_use() {
   if (failure.empty()) return false;
   if (calls_to_rest_ > 0 && --calls_to_rest_ == 0) failure.clear();
   return true;
+}
+
+void CapturedGraph::patch(Patching patching) {
+  if (patching == patching_) return;
+  const c10::OptionalDeviceGuard guard(device_);
+  const std::lock_guard lock(workspace_.mutex());
+  if (other_ == nullptr) other_ = executable_->copy(patching);
+  try {
+    other_->bind(executable_->bound());
+  } catch (...) {
+    other_.reset();
+    throw;
+  }
+  executable_.swap(other_);
+  patching_ = patching;
+}
+
+void CapturedGraph::drop_other_patching() {
+  const std::lock_guard lock(workspace_.mutex());
+  other_.reset();
 }
 
 void CapturedGraph::settle_workspace() {
@@ -224,10 +244,10 @@ void CapturedGraph::allocate(Launch& launch, PyObject* arguments, Donations& don
 }
 
 void CapturedGraph::place_internal_memory(Launch& launch, uint64_t workspace) const {
-  launch.addresses[executable_.workspace_slot()] = workspace;
+  launch.addresses[executable_->workspace_slot()] = workspace;
   for (size_t i = 0; i < linked().regions.size(); ++i) {
     const Region& region = linked().regions[i];
-    uint64_t& address = launch.addresses[executable_.region_slot() + i];
+    uint64_t& address = launch.addresses[executable_->region_slot() + i];
     if (region.output != Region::kNoOutput) {
       address = launch.addresses[slot_arguments_.size() + region.output];
     } else if (region.input == Region::kOwnBlock) {
@@ -248,7 +268,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
   }
   const uint64_t workspace = workspace_.enter(driver_, launch.stream);
   place_internal_memory(launch, needed > 0 ? workspace : 0);
-  nodes_touched += executable_.bind(launch.addresses);
+  nodes_touched += executable_->bind(launch.addresses);
   if (draws_) {
     // From pageable memory: the driver has copied the bytes when the call returns.
     PYGRAPH_CHECK(driver_,
@@ -260,7 +280,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
     poison_outputs(launch);
     poison_internal_memory(launch, workspace, needed);
   }
-  executable_.launch(launch.stream);
+  executable_->launch(launch.stream);
   ++replays;
   if (launch.donated) ++donated_replays;
 }
@@ -302,18 +322,18 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   }
   launch.stream = torch_cuda::current_stream(device_.index());
   launch.poison = poison;
-  launch.addresses.reserve(executable_.slot_count());
+  launch.addresses.reserve(executable_->slot_count());
   collect_input_addresses(arguments, launch.addresses);
   Donations donations;  // given back if anything below throws
   allocate(launch, arguments, donations);
-  launch.addresses.resize(executable_.slot_count());
+  launch.addresses.resize(executable_->slot_count());
   reserve_workspace(workspace_needed(launch.donated));
   if (draws_) {
     const auto& states = linked().recording.random;
     for (size_t i = 0; i < random_.size(); ++i) {
       launch.generators.push_back(generator_of(random_[i], arguments, device_));
       launch.positions.push_back(reserve_random(launch.generators[i], states[i].increment));
-      launch.addresses[executable_.workspace_slot() + 1 + i] =
+      launch.addresses[executable_->workspace_slot() + 1 + i] =
           reinterpret_cast<uint64_t>(random_memory_.get()) + i * kRandomStateSize;
     }
   }

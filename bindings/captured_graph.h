@@ -54,6 +54,14 @@ class CapturedGraph {
   void note_no_room();
   // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
   bool is_out_of_use();
+  // Replays patch addresses from now on as asked, and begin where the other way has stopped. The
+  // first time on the device, the graph is copied and instantiated once more. Throws DriverError,
+  // and replays go on as before.
+  void patch(Patching patching);
+  Patching patching() const { return patching_; }
+  // Frees what patching in the other way takes.
+  void drop_other_patching();
+
   // The graph is to stay: takes its room, and lets the workspace settle. Throws as replay() does.
   void settle_workspace();
 
@@ -67,7 +75,8 @@ class CapturedGraph {
   // does a graph that uses their memory use other memory.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
 
-  const LinkedGraph& linked() const { return executable_.linked(); }
+  const LinkedGraph& linked() const { return executable_->linked(); }
+  const ExecutableGraph& executable() const { return *executable_; }
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
   // Internal memory in blocks that are taken for each launch and given back at once.
@@ -132,7 +141,9 @@ class CapturedGraph {
   c10::DataPtr random_memory_;                 // 16 bytes (seed, offset) per source
   std::shared_ptr<FixedMemory> fixed_memory_;  // null for a graph that is relocated
   std::vector<uint32_t> written_;              // positions of arguments that copies go back to
-  ExecutableGraph executable_;
+  Patching patching_ = Patching::kHost;
+  std::unique_ptr<ExecutableGraph> executable_;
+  std::unique_ptr<ExecutableGraph> other_;  // patched in the other way
   Workspace& workspace_;
 };
 

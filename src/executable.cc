@@ -16,18 +16,39 @@ size_t align_image(size_t size) {
 
 }  // namespace
 
-ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked)
-    : driver_(driver), graph_(std::move(graph)), linked_(std::move(linked)) {
+ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked,
+                                 Patching patching)
+    : driver_(driver), patching_(patching), graph_(std::move(graph)), linked_(std::move(linked)) {
   PYGRAPH_CHECK(driver_, context_get_current(&context_));
   workspace_slot_ = linked_.recording.inputs.size() + linked_.recording.outputs.size();
   bound_.assign(region_slot() + linked_.regions.size(), kUnbound);
   lay_out_images();
   build_bind_table();
   is_dirty_.assign(patches_.size(), 0);
+  is_changed_.assign(bound_.size(), 0);
   dirty_.reserve(patches_.size());
 }
 
 ExecutableGraph::~ExecutableGraph() = default;
+
+std::unique_ptr<ExecutableGraph> ExecutableGraph::copy(Patching patching) const {
+  CUgraph raw = nullptr;
+  PYGRAPH_CHECK(driver_, graph_clone(&raw, graph_.get()));
+  Graph graph(driver_, raw);
+  LinkedGraph linked = linked_;
+  retarget_nodes(driver_, linked.recording, raw);
+  return std::make_unique<ExecutableGraph>(driver_, std::move(graph), std::move(linked), patching);
+}
+
+size_t ExecutableGraph::nodes_on_device() const {
+  return static_cast<size_t>(std::ranges::count_if(patches_, &Patch::is_on_device));
+}
+
+uint64_t ExecutableGraph::device_bytes() const {
+  const auto words = std::ranges::count_if(
+      entries_, [&](const BindEntry& entry) { return patches_[entry.patch].is_on_device; });
+  return static_cast<uint64_t>(words) * sizeof(DevicePatcher::Word);
+}
 
 void ExecutableGraph::lay_out_images() {
   size_t bytes = 0;
@@ -36,7 +57,8 @@ void ExecutableGraph::lay_out_images() {
   for (const Relocation& relocation : linked_.relocations) {
     if (!patches_.empty() && patches_.back().node == relocation.node) continue;
     const Node& node = linked_.recording.nodes[relocation.node];
-    patches_.push_back({relocation.node, nullptr, {}});
+    const bool is_on_device = node.kind == NodeKind::kKernel && node.parent < 0;
+    patches_.push_back({relocation.node, is_on_device, nullptr, {}});
     bytes += align_image(node.image.size());
     pointers += node.packed ? kExtraLength : node.params.size();
     packed += node.packed ? 1 : 0;
@@ -112,6 +134,7 @@ void ExecutableGraph::write_addresses(std::span<const uint64_t> addresses) {
     const uint64_t address = addresses[slot];
     if (address == bound_[slot]) continue;
     bound_[slot] = address;
+    is_changed_[slot] = 1;
     for (uint32_t i = entry_begin_[slot]; i < entry_begin_[slot + 1]; ++i) {
       const BindEntry& entry = entries_[i];
       *entry.word = address + entry.addend;
@@ -176,6 +199,48 @@ void ExecutableGraph::instantiate() {
   abi::InstantiateParams params{};
   PYGRAPH_CHECK(driver_, graph_instantiate(&raw, graph_.get(), &params));
   exec_ = GraphExec(driver_, raw);
+  is_first_launch_ = true;
+}
+
+// The words in the order of entries_, those of other nodes left out.
+void ExecutableGraph::make_patcher() {
+  std::vector<void*> handles(patches_.size());
+  for (size_t i = 0; i < patches_.size(); ++i) {
+    if (!patches_[i].is_on_device) continue;
+    abi::LaunchAttributeValue value{};
+    value.device_updatable.is_updatable = 1;
+    PYGRAPH_CHECK(driver_,
+                  graph_kernel_set_attribute(linked_.recording.nodes[patches_[i].node].handle,
+                                             abi::kLaunchAttributeDeviceUpdatable, &value));
+    handles[i] = value.device_updatable.node;
+  }
+  std::vector<DevicePatcher::Word> words;
+  word_begin_.assign(1, 0);
+  for (size_t slot = 0; slot < bound_.size(); ++slot) {
+    for (uint32_t i = entry_begin_[slot]; i < entry_begin_[slot + 1]; ++i) {
+      const auto& [word, addend, patch] = entries_[i];
+      if (!patches_[patch].is_on_device) continue;
+      const auto offset = reinterpret_cast<std::byte*>(word) - patches_[patch].image;
+      words.push_back({handles[patch], static_cast<uint64_t>(offset), addend});
+    }
+    word_begin_.push_back(static_cast<uint32_t>(words.size()));
+  }
+  patcher_ = std::make_unique<DevicePatcher>(driver_, words);
+}
+
+void ExecutableGraph::patch_on_device(CUstream stream) {
+  if (is_first_launch_) {
+    // It has all addresses already. Each is written once more, to see that the device does so.
+    PYGRAPH_CHECK(driver_, graph_upload(exec_.get(), stream));
+    std::ranges::fill(is_changed_, 1);
+  }
+  std::vector<DevicePatcher::Change> changes;
+  for (size_t slot = 0; slot < bound_.size(); ++slot) {
+    if (is_changed_[slot] == 0 || word_begin_[slot] == word_begin_[slot + 1]) continue;
+    changes.push_back({bound_[slot], word_begin_[slot], word_begin_[slot + 1]});
+  }
+  patcher_->patch(stream, changes);
+  if (is_first_launch_) patcher_->confirm(stream);
 }
 
 size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
@@ -185,9 +250,13 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
   for (const uint32_t index : dirty_) is_dirty_[index] = 0;
   try {
     if (!exec_) {
+      if (patching_ == Patching::kDevice && patcher_ == nullptr) make_patcher();
       instantiate();
     } else {
-      for (const uint32_t index : dirty_) apply_to_executable(patches_[index]);
+      for (const uint32_t index : dirty_) {
+        const bool is_left = patching_ == Patching::kDevice && patches_[index].is_on_device;
+        if (!is_left) apply_to_executable(patches_[index]);
+      }
       apply_child_graphs();
     }
   } catch (...) {
@@ -203,7 +272,19 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
 
 void ExecutableGraph::launch(CUstream stream) {
   if (!exec_) throw std::logic_error("launch before a successful bind");
-  PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));
+  if (patching_ == Patching::kHost) {
+    PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));
+    return;
+  }
+  try {
+    patch_on_device(stream);
+    PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));
+  } catch (...) {
+    exec_.reset();  // some nodes may have new addresses, some old ones
+    throw;
+  }
+  is_first_launch_ = false;
+  std::ranges::fill(is_changed_, 0);
 }
 
 }  // namespace pygraph

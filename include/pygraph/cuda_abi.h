@@ -65,6 +65,7 @@ inline constexpr int kPointerAttributeMemoryType = 2;
 
 inline constexpr int kLaunchAttributeCooperative = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4;
+inline constexpr int kLaunchAttributeDeviceUpdatable = 13;
 
 // CUDA_KERNEL_NODE_PARAMS_v2
 struct KernelNodeParams {
@@ -147,11 +148,15 @@ struct MemoryAccess {
   int flags;  // 3: read and write
 };
 
-// CUlaunchAttributeValue: a 64-byte union, of which PyGraph reads two members.
+// CUlaunchAttributeValue: a 64-byte union, of which PyGraph uses three members.
 union LaunchAttributeValue {
   char pad[64];
   int cooperative;
   unsigned int cluster[3];
+  struct {
+    int is_updatable;
+    void* node;  // CUgraphDeviceNode: the driver's answer
+  } device_updatable;
 };
 
 }  // namespace pygraph::abi

@@ -54,6 +54,8 @@ namespace pygraph {
     const abi::KernelNodeParams*)                                                                 \
   X(graph_kernel_get_attribute, "cuGraphKernelNodeGetAttribute", 11000, CUgraphNode, int,         \
     abi::LaunchAttributeValue*)                                                                   \
+  X(graph_kernel_set_attribute, "cuGraphKernelNodeSetAttribute", 11000, CUgraphNode, int,         \
+    abi::LaunchAttributeValue*)                                                                   \
   X(graph_memcpy_get_params, "cuGraphMemcpyNodeGetParams", 10000, CUgraphNode, abi::Memcpy3D*)    \
   X(graph_memcpy_set_params, "cuGraphMemcpyNodeSetParams", 10000, CUgraphNode,                    \
     const abi::Memcpy3D*)                                                                         \
@@ -68,6 +70,7 @@ namespace pygraph {
   X(graph_destroy_node, "cuGraphDestroyNode", 10000, CUgraphNode)                                 \
   X(graph_instantiate, "cuGraphInstantiateWithParams", 12000, CUgraphExec*, CUgraph,              \
     abi::InstantiateParams*)                                                                      \
+  X(graph_upload, "cuGraphUpload", 11010, CUgraphExec, CUstream)                                  \
   X(graph_launch, "cuGraphLaunch", 10000, CUgraphExec, CUstream)                                  \
   X(graph_exec_destroy, "cuGraphExecDestroy", 10000, CUgraphExec)                                 \
   X(graph_exec_kernel_set_params, "cuGraphExecKernelNodeSetParams", 12000, CUgraphExec,           \

@@ -80,12 +80,19 @@ class Entry:
     key: str = ""  # of the decision on disk; empty for none
     looks: int = 0  # at the decision, since it was made
     calls_until_retry: int = 0  # of one that is refused for now; 0: for good
+    counted: tuple[int, int] = (0, 0)  # replays, and nodes touched in them (see device_patching.py)
+    has_tried_device: bool = False  # whether it was tried to patch the graph on the device
     looks_outside: int = 0  # the last ones in a row that found another time than was measured
     # Whether a graph may use the memory of arguments that calls give away. Calls that keep what it
     # uses: two for each, less one for each replay since; and the replays until the last of them.
     takes_memory: bool = True
     kept: int = 0
     replays_until_kept: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that the graph keeps between calls."""
+        return int(self.graph.workspace_bytes + self.graph.fixed_bytes) + self.executable_bytes
 
     @property
     def is_under_way(self) -> bool:

@@ -291,6 +291,17 @@ class Partition:
                 del self.entries[key]
         runtime.engine().clear_waiting(self.callable)
 
+    @property
+    def written(self) -> frozenset[int]:
+        """Positions of inputs that the function writes, as far as its first calls have shown."""
+        return self._effects.mutated
+
+    def moving(self, args: Sequence[Any]) -> list[int]:
+        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
+        static = self.info.static if self._hints_fit(args) else frozenset()
+        positions = (i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
+        return [i for i in positions if i in self.written or i not in static]
+
     def _hints_fit(self, args: Sequence[Any]) -> bool:
         # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
         numbers = 0 if self.info.counts_numbers else sum(isinstance(arg, int) for arg in args)

@@ -21,6 +21,7 @@ class GraphStats:
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     lanes: how many of its kernels may run at a time (1: one after the other).
     replays: launches so far. nodes_touched: node updates in all of them.
+    patched_on_device: whether one kernel makes these, and not the host, node by node.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
     bytes_copied: per replay, of inputs and results of a graph that cannot be relocated; 0 for others.
     fixed_bytes: memory that such a graph keeps for itself between launches.
@@ -40,6 +41,7 @@ class GraphStats:
     lanes: int
     replays: int
     nodes_touched: int
+    patched_on_device: bool
     bytes_not_copied: int
     bytes_copied: int
     fixed_bytes: int
@@ -70,6 +72,7 @@ def stats() -> list[GraphStats]:
                     lanes=graph.lanes if graph else 0,
                     replays=graph.replays if graph else 0,
                     nodes_touched=graph.nodes_touched if graph else 0,
+                    patched_on_device=bool(graph and graph.is_patched_on_device),
                     bytes_not_copied=max(0, entry.copied_bytes - bytes_copied),
                     bytes_copied=bytes_copied,
                     fixed_bytes=graph.fixed_bytes if graph else 0,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import decisions, gpu_memory, recorder, runtime
+from pygraph import decisions, device_patching, gpu_memory, recorder, runtime
 from pygraph.entry import Entry, Form, State
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Trial, timed
+from pygraph.selection import PATCHED_ON_DEVICE, UNCAPTURED, Decision, Sample, Trial, timed
 
 if TYPE_CHECKING:
     from pygraph.partition import Partition
@@ -22,6 +22,7 @@ _AGREEING_TRIALS = 3
 # A decision is looked at once in so many calls: one call is timed. Where its time is another than
 # when it was decided, by this factor and several times in a row, the decision is made anew.
 _CALLS_PER_LOOK = 1000
+_CALLS_UNTIL_COUNT = 50  # of the first looks, where the device might patch the graph
 _BAND = 1.5
 _LOOKS_OUTSIDE = 3
 
@@ -53,7 +54,7 @@ class Selector:
         """The entry has a verified graph: to be used, or to be tried."""
         is_open = self._mode == "auto" and entry.decision is None
         if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
-            self._start_trial(entry)
+            self._begin(entry, _first_trial(entry))
         else:
             self._clean_up(entry)
             self.keep(entry)
@@ -63,22 +64,24 @@ class Selector:
         if not runtime.record_lock.acquire(blocking=False):
             return self._partition.uncaptured(args)  # another thread measures or records
         try:
-            trial = entry.trial
-            if trial is None:  # decided by another thread meanwhile
+            if entry.trial is None:  # decided by another thread meanwhile
                 return self._partition.uncaptured(args)
-            graph = entry.graph
-            with torch.cuda.device(self._partition.info.device):
-                wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
-                is_short = gpu_memory.make_room(wanted)
-            if is_short and trial.variant == UNCAPTURED:
-                graph.release_workspace()
-            outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
-            decision = trial.add(sample) if sample is not None else None
-            if decision is not None:
-                self._decide(key, entry, decision)
-            return outputs
+            return self._try(key, entry, entry.trial, args)
         finally:
             runtime.record_lock.release()
+
+    def _try(self, key: bytes, entry: Entry, trial: Trial, args: list[Any]) -> Sequence[Any]:
+        graph = entry.graph
+        with torch.cuda.device(self._partition.info.device):
+            wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
+            is_short = gpu_memory.make_room(wanted)
+        if is_short and trial.variant == UNCAPTURED:
+            graph.release_workspace()
+        outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
+        decision = trial.add(sample) if sample is not None else None
+        if decision is not None:
+            self._decide(key, entry, decision)
+        return outputs
 
     def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """A call whose decision is due for a look, or that the engine does not know yet."""
@@ -93,6 +96,7 @@ class Selector:
         has_graph = entry.state is State.CAPTURED
         is_new = entry.looks == 0 and not has_graph
         if has_graph:
+            touched = device_patching.count(entry)
             self.keep(entry)
         elif is_new or entry.decision is not None:
             looks = _CALLS_PER_LOOK if entry.decision is not None else entry.calls_until_retry
@@ -104,19 +108,26 @@ class Selector:
             return self._partition.uncaptured(args)
         if is_new or decision is None or entry.state is State.MEASURING:
             return self._partition.uncaptured(args)
-        outputs, sample = self._timed(entry, decision.selected, args, sleep=0.0)
-        if sample is not None and sample.latency is not None:
-            measured = decision.timings[decision.selected].latency
+        if has_graph and device_patching.is_open(entry):
+            trial = device_patching.consider(self._partition, entry, decision, args, touched)
+            if trial is not None:
+                self._begin(entry, trial)
+                return self._try(key, entry, trial, args)
+            has_graph = entry.graph is not None
+        selected = device_patching.form_of(entry.graph) if has_graph else UNCAPTURED
+        outputs, sample = self._timed(entry, selected, args, sleep=0.0)
+        if sample is not None and sample.latency is not None and selected in decision.timings:
+            measured = decision.timings[selected].latency
             is_outside = not measured / _BAND < sample.latency < measured * _BAND
             entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
             if entry.looks_outside >= _LOOKS_OUTSIDE:
                 self._decide_anew(key, entry)
         return outputs
 
-    def _start_trial(self, entry: Entry) -> None:
-        kept = entry.graph.workspace_bytes + entry.graph.fixed_bytes + entry.executable_bytes
-        entry.state = State.MEASURING
-        entry.trial = Trial({UNCAPTURED: 0, REPLAYED: kept})
+    def _begin(self, entry: Entry, trial: Trial) -> None:
+        """The graph is on trial from now on, and not the engine's."""
+        runtime.engine().remove_graph(self._partition.callable, entry.graph)
+        entry.state, entry.trial = State.MEASURING, trial
 
     def _timed(
         self, entry: Entry, variant: str, args: list[Any], sleep: float
@@ -127,6 +138,7 @@ class Selector:
             if variant == UNCAPTURED:
                 return timed(lambda: self._partition.uncaptured(args), sleep)
             try:
+                entry.graph.patch_on_device(variant == PATCHED_ON_DEVICE)
                 outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
                 args.clear()
                 return outputs, sample
@@ -148,6 +160,10 @@ class Selector:
             self._partition.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
+        is_second = entry.decision is not None  # of two forms of a graph that was selected
+        if entry.decision is not None:
+            timings = {**entry.decision.timings, **decision.timings}
+            decision = Decision(decision.selected, timings)
         entry.trial, entry.decision = None, decision
         decisions.save(entry.key, decision)
         log.info(
@@ -156,12 +172,16 @@ class Selector:
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
             entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
+            return
+        entry.state = State.CAPTURED
+        if is_second:
+            device_patching.settle(self._partition, entry, decision.selected)
         else:
             self._graphs_in_a_row += 1
-            entry.state = State.CAPTURED
             self._clean_up(entry)
-            if self._partition.entries.get(key) is entry:  # not reset meanwhile
-                self.keep(entry)
+        # Not reset meanwhile, nor given up.
+        if self._partition.entries.get(key) is entry and entry.graph is not None:
+            self.keep(entry)
 
     def _clean_up(self, entry: Entry) -> None:
         """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
@@ -181,8 +201,7 @@ class Selector:
         entry.decision, entry.looks_outside = None, 0
         self._graphs_in_a_row = 0
         if entry.state is State.CAPTURED:
-            runtime.engine().remove_graph(partition.callable, entry.graph)
-            self._start_trial(entry)
+            self._begin(entry, _first_trial(entry))
         else:
             self._forget(key)
 
@@ -195,7 +214,16 @@ class Selector:
 
     def keep(self, entry: Entry) -> None:
         """Lets the engine replay the entry's graph, until a look is due."""
-        self._partition.keep(entry.graph, _CALLS_PER_LOOK if entry.decision is not None else 0)
+        calls = 0
+        if entry.decision is not None:
+            is_early = entry.looks == 0 and device_patching.is_open(entry)
+            calls = _CALLS_UNTIL_COUNT if is_early else _CALLS_PER_LOOK
+            device_patching.count(entry)
+        self._partition.keep(entry.graph, calls)
+
+
+def _first_trial(entry: Entry) -> Trial:
+    return Trial({UNCAPTURED: 0, device_patching.form_of(entry.graph): entry.kept_bytes})
 
 
 def _reason(decision: Decision) -> str:

@@ -56,6 +56,7 @@ State* current_state() {
 Simulator::Simulator() {
   if (g_state != nullptr) throw std::logic_error("one Simulator at a time");
   g_state = new State;
+  add_kernel(patch_kernel());
 }
 
 Simulator::~Simulator() {

@@ -24,6 +24,7 @@ struct Function {
 };
 
 struct SimulatedGraph;
+struct SimulatedExec;
 
 struct KernelState {
   const Function* function = nullptr;
@@ -46,6 +47,8 @@ struct SimulatedNode {
   std::unique_ptr<SimulatedGraph> child;
   SimulatedGraph* owner = nullptr;
   const SimulatedNode* original = nullptr;  // in a clone: the node it was copied from
+  bool is_device_updatable = false;
+  SimulatedExec* exec = nullptr;  // of a device-updatable node: the one it was instantiated in
 };
 
 struct SimulatedGraph {
@@ -55,6 +58,8 @@ struct SimulatedGraph {
 
 struct SimulatedExec {
   std::unique_ptr<SimulatedGraph> snapshot;
+  std::vector<SimulatedNode*> updatable;  // nodes of the graph that the device may update here
+  bool is_uploaded = false;
   SimulatedNode* find(const SimulatedNode* original) const;
 };
 
@@ -96,6 +101,8 @@ std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);
 void run_node(const SimulatedNode& node);
 void run_graph(const SimulatedGraph& graph);
+// The engine's kernel that patches nodes (device_patcher.h), over the simulated device runtime.
+Kernel patch_kernel();
 
 // Either runs the node now or, if the stream captures, appends it. Takes what `node` holds.
 abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node);

@@ -35,6 +35,10 @@ SAME_OFFSET(MemoryAllocationProperties, location, CUmemAllocationProp, location)
 SAME_OFFSET(MemoryAllocationProperties, usage, CUmemAllocationProp, allocFlags.usage);
 SAME_SIZE(MemoryAccess, CUmemAccessDesc);
 SAME_SIZE(LaunchAttributeValue, CUlaunchAttributeValue);
+SAME_OFFSET(LaunchAttributeValue, device_updatable.is_updatable, CUlaunchAttributeValue,
+            deviceUpdatableKernelNode.deviceUpdatable);
+SAME_OFFSET(LaunchAttributeValue, device_updatable.node, CUlaunchAttributeValue,
+            deviceUpdatableKernelNode.devNode);
 
 TEST(Abi, ConstantsEqualCudaHeader) {
   EXPECT_EQ(kNodeKernel, CU_GRAPH_NODE_TYPE_KERNEL);
@@ -48,6 +52,7 @@ TEST(Abi, ConstantsEqualCudaHeader) {
   EXPECT_EQ(kPointerAttributeMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
   EXPECT_EQ(kLaunchAttributeCooperative, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
   EXPECT_EQ(kLaunchAttributeClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  EXPECT_EQ(kLaunchAttributeDeviceUpdatable, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE);
   EXPECT_EQ(kLaunchParamBufferPointer, CU_LAUNCH_PARAM_BUFFER_POINTER);
   EXPECT_EQ(kLaunchParamBufferSize, CU_LAUNCH_PARAM_BUFFER_SIZE);
   EXPECT_EQ(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);

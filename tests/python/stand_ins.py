@@ -29,6 +29,8 @@ class Graph:
 
     output_bytes = block_bytes = fixed_bytes = copied_bytes = 0
     donated: tuple[int, ...] = ()
+    nodes_on_device = replays = nodes_touched = 0
+    is_patched_on_device = False
     nodes = 3
     relocations = 4
 

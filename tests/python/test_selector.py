@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import decisions, gpu_memory, runtime, selector
+from pygraph import decisions, device_patching, gpu_memory, runtime, selector
 from pygraph.entry import Entry, Form, State
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample
+from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
 from pygraph.selector import Selector
 
 
@@ -35,6 +35,12 @@ class _Partition:
 
     def refuse(self, entry: Entry, reason: str) -> None:
         entry.state, self.refused = State.REFUSED, reason
+        entry.graph = entry.trial = None
+
+    def moving(self, args: list[Any]) -> list[int]:
+        return []
+
+    written: frozenset[int] = frozenset()
 
 
 class _Graph:
@@ -43,6 +49,17 @@ class _Graph:
     error: Exception | None = None
     settled = 0
     released = 0
+    nodes_on_device = 0
+    device_patch_bytes = 7
+    is_patched_on_device = False
+    replays = nodes_touched = 0
+    dropped = 0
+
+    def patch_on_device(self, on_device: bool) -> None:
+        self.is_patched_on_device = on_device
+
+    def drop_other_patching(self) -> None:
+        self.dropped += 1
 
     def settle_workspace(self) -> None:
         self.settled += 1
@@ -53,7 +70,7 @@ class _Graph:
     def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
         if self.error is not None:
             raise self.error
-        return [args[0], REPLAYED]
+        return [args[0], PATCHED_ON_DEVICE if self.is_patched_on_device else REPLAYED]
 
 
 class _Busy(RuntimeError):
@@ -211,6 +228,117 @@ def test_a_decision_is_not_of_another_form(world: _World, monkeypatch: pytest.Mo
     assert signatures[0] == signatures[1] != signatures[2]
 
 
+@pytest.fixture
+def moved_input(world: _World, monkeypatch: pytest.MonkeyPatch) -> tuple[_Partition, Selector, Entry]:
+    """A graph that was selected, many of whose nodes a call touches."""
+    world.times[PATCHED_ON_DEVICE] = (5e-5, 9e-4)
+    monkeypatch.setattr(device_patching, "prove", lambda graph, args, moving, written: "")
+    partition, subject, entry = _captured()
+    entry.graph.nodes_on_device = 300
+    _try_to_the_end(subject, entry)
+    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
+    return partition, subject, entry
+
+
+def test_a_graph_that_touches_many_nodes_is_tried_on_the_device(
+    world: _World, moved_input: tuple[_Partition, Selector, Entry]
+) -> None:
+    partition, subject, entry = moved_input
+    assert partition.kept == [(entry.graph, selector._CALLS_UNTIL_COUNT)]
+    assert subject.look(b"key", entry, [5])[0] == 5
+    assert (entry.state, world.removed) == (State.MEASURING, [entry.graph, entry.graph])
+    _try_to_the_end(subject, entry)
+    assert (entry.state, entry.graph.is_patched_on_device, entry.graph.dropped) == (
+        State.CAPTURED,
+        True,
+        1,
+    )
+    decision = world.disk["key"]
+    assert decision.selected == PATCHED_ON_DEVICE
+    assert set(decision.timings) == {UNCAPTURED, REPLAYED, PATCHED_ON_DEVICE}
+    memory = {name: timing.memory for name, timing in decision.timings.items()}
+    assert memory[PATCHED_ON_DEVICE] == memory[REPLAYED] + 7
+    assert partition.kept[-1] == (entry.graph, selector._CALLS_PER_LOOK)
+    assert subject.look(b"key", entry, [6]) == [6, PATCHED_ON_DEVICE]
+    assert entry.state is State.CAPTURED  # once is enough
+
+
+def test_the_host_goes_on_patching_where_the_device_gains_nothing(
+    world: _World, moved_input: tuple[_Partition, Selector, Entry]
+) -> None:
+    world.times[PATCHED_ON_DEVICE] = world.times[REPLAYED]
+    _, subject, entry = moved_input
+    subject.look(b"key", entry, [5])
+    _try_to_the_end(subject, entry)
+    assert (entry.graph.is_patched_on_device, entry.graph.dropped) == (False, 1)
+    assert world.disk["key"].selected == REPLAYED
+    assert subject.look(b"key", entry, [6]) == [6, REPLAYED]
+    assert entry.state is State.CAPTURED
+
+
+def test_a_graph_that_touches_few_nodes_is_not_tried(
+    world: _World, moved_input: tuple[_Partition, Selector, Entry]
+) -> None:
+    _, subject, entry = moved_input
+    entry.graph.nodes_touched = 50 * (device_patching.MANY_NODES - 1)
+    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+    # Later, its calls come with other tensors.
+    entry.graph.replays += 1000
+    entry.graph.nodes_touched += 1000 * device_patching.MANY_NODES
+    subject.look(b"key", entry, [6])
+    assert entry.state is State.MEASURING
+
+
+def test_what_the_device_does_not_do_right_is_left_to_the_host(
+    moved_input: tuple[_Partition, Selector, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, subject, entry = moved_input
+    monkeypatch.setattr(device_patching, "prove", lambda *args: "it has other results")
+    for _ in range(2):
+        assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+    assert entry.state is State.CAPTURED
+
+
+def test_a_form_that_cannot_be_left_again_ends_uncaptured(
+    world: _World,
+    moved_input: tuple[_Partition, Selector, Entry],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partition, subject, entry = moved_input
+    graph = entry.graph
+
+    def fail(*args: Any) -> str:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(device_patching, "prove", fail)
+    assert subject.look(b"key", entry, [5]) == [5, UNCAPTURED]
+    assert (entry.state, partition.refused) == (State.REFUSED, "RuntimeError: no")
+    assert world.removed[-1] is graph
+
+    partition, subject, entry = _captured()
+    _try_to_the_end(subject, entry)
+    monkeypatch.setattr(_Graph, "patch_on_device", fail)
+    device_patching.settle(partition, entry, REPLAYED)  # type: ignore[arg-type]
+    assert entry.state is State.REFUSED
+
+
+def test_patching_on_the_device_is_remembered_on_disk(
+    world: _World, moved_input: tuple[_Partition, Selector, Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, subject, entry = moved_input
+    subject.look(b"key", entry, [5])
+    _try_to_the_end(subject, entry)
+    monkeypatch.setattr(
+        device_patching, "prove", lambda graph, *args: graph.patch_on_device(True) or ""
+    )
+    _, subject, entry = _captured()
+    entry.graph.nodes_on_device = 300
+    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, False)
+    subject.look(b"key", entry, [5])  # of few calls, whatever they touched
+    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, True)
+    assert entry.graph.dropped == 1
+
+
 def test_a_graph_that_loses_is_given_up(world: _World) -> None:
     world.times[REPLAYED] = (1e-4, 6e-3)
     partition, subject, entry = _captured()
@@ -287,7 +415,7 @@ def test_a_graph_whose_time_leaves_the_band_is_tried_again(world: _World) -> Non
         subject.look(b"key", entry, [0])
         looks += 1
     assert (looks, entry.state) == (selector._LOOKS_OUTSIDE, State.MEASURING)
-    assert world.removed == [entry.graph]
+    assert world.removed == [entry.graph] * 2  # for each trial
     assert world.disk == {}
     _try_to_the_end(subject, entry)
     assert entry.state is State.NOT_SELECTED
