@@ -13,7 +13,7 @@ from torch import nn
 import pygraph
 from pygraph import device_patching, runtime, selection, selector
 from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED
-from tests.gpu.support import assert_same, captured, compiled, randn, uncaptured
+from tests.gpu.support import assert_same, captured, compiled, randn
 
 _STEPS = 30
 _CALLS = 60  # until every trial is over, with the settings below
@@ -21,7 +21,7 @@ _CALLS = 60  # until every trial is over, with the settings below
 
 @pytest.fixture(autouse=True)
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Graphs are selected, looked at after a few calls, and patched on the device if they touch many."""
+    """Graphs are looked at after a few calls, and patched on the device if they touch many nodes."""
     monkeypatch.setenv("PYGRAPH_SELECT", "auto")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 6)
@@ -54,17 +54,19 @@ def _moving(*size: int) -> Iterator[torch.Tensor]:
         yield kept[-1]
 
 
+def _uncaptured(function: Callable[..., Any]) -> Callable[..., Any]:
+    return compiled(function, options={"pygraph.select": "never"})
+
+
 def _run(function: Callable[..., Any], inputs: Iterator[torch.Tensor], calls: int = _CALLS) -> None:
-    """Compares each call's result with that of the same code uncaptured; earlier ones stay."""
-    program = compiled(function)
+    """Each call's result is that of the same code uncaptured, and later calls leave it alone."""
+    program, expected = compiled(function), _uncaptured(function)
     results = []
     for _ in range(calls):
         x = next(inputs)
         results.append((x, program(x)))
         results = results[-4:]
-    for x, result in results:
-        with uncaptured():
-            assert_same(result, program(x))
+        assert_same(results[0][1], expected(results[0][0]))
 
 
 def test_an_input_that_moves_is_patched_on_the_device() -> None:
@@ -130,7 +132,7 @@ def test_written_inputs_products_copies_and_fills() -> None:
         total += y
         return torch.cat([y, torch.zeros_like(y), x[1]])
 
-    program = compiled(function)
+    program, expected = compiled(function), _uncaptured(function)
     weight = randn(512, 512)
     total = randn(16, 512)
     inputs = _moving(4, 16, 512)
@@ -139,8 +141,7 @@ def test_written_inputs_products_copies_and_fills() -> None:
         total = total.clone()
         before = total.clone()
         result = program(x, total, weight)
-        with uncaptured():
-            assert_same(result, program(x, before, weight))
+        assert_same(result, expected(x, before, weight))
         assert_same(total, before)
     assert any(row.patched_on_device for row in captured())
 
@@ -198,7 +199,7 @@ def test_training_with_donated_memory() -> None:
 
 
 def test_streams_by_turns() -> None:
-    program = compiled(_steps)
+    program, expected = compiled(_steps), _uncaptured(_steps)
     streams = [torch.cuda.Stream() for _ in range(2)]
     inputs = _moving(4, 512)
     results = []
@@ -211,8 +212,7 @@ def test_streams_by_turns() -> None:
     torch.cuda.synchronize()
     assert captured()[0].patched_on_device
     for x, result in results:
-        with uncaptured():
-            assert_same(result, program(x))
+        assert_same(result, expected(x))
 
 
 def test_what_was_selected_is_remembered_on_disk() -> None:
