@@ -22,7 +22,7 @@ from pygraph.entry import Entry, Form
 from pygraph.fingerprint import forget
 from pygraph.recorder import describe_failure
 from pygraph.rehearsal import ONES
-from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, Decision, Trial
+from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, Decision, Timing, Trial
 
 if TYPE_CHECKING:
     from pygraph.partition import Partition
@@ -31,6 +31,8 @@ log = logging.getLogger("pygraph")
 
 # Touched nodes per replay from which on it is tried: measured apart, the host is faster below.
 MANY_NODES = 20
+# What the host takes per node at most, and the share of a replay from which on a trial can tell.
+_HOST_SECONDS, _LEAST_GAIN = 0.5e-6, 0.01
 
 
 def is_open(entry: Entry) -> bool:
@@ -57,7 +59,7 @@ def consider(
     """Lets the device patch the entry's graph, if that was decided, and proves to be right with the
     arguments of a call. If it was not, and calls touch many nodes: the trial that is to be made."""
     is_decided = decision.selected == PATCHED_ON_DEVICE
-    if not is_decided and touched < MANY_NODES:
+    if not is_decided and not _may_gain(touched, decision.timings[form_of(entry.graph)]):
         return None
     entry.has_tried_device = True
     graph = entry.graph
@@ -75,6 +77,11 @@ def consider(
         return None
     kept = entry.kept_bytes
     return Trial({REPLAYED: kept, PATCHED_ON_DEVICE: kept + graph.device_patch_bytes})
+
+
+def _may_gain(touched: float, host: Timing) -> bool:
+    """Whether that many nodes are worth a trial; host: what was measured of the graph so far."""
+    return touched >= MANY_NODES and touched * _HOST_SECONDS > _LEAST_GAIN * host.latency
 
 
 def settle(partition: Partition, entry: Entry, selected: str) -> None:

@@ -284,9 +284,23 @@ def test_a_graph_that_touches_few_nodes_is_not_tried(
     assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
     # Later, its calls come with other tensors.
     entry.graph.replays += 1000
-    entry.graph.nodes_touched += 1000 * device_patching.MANY_NODES
+    entry.graph.nodes_touched += 1000 * 2 * device_patching.MANY_NODES
     subject.look(b"key", entry, [6])
     assert entry.state is State.MEASURING
+
+
+def test_what_a_trial_could_not_tell_is_not_tried(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 nodes take the host 150 us at most."""
+    world.times[REPLAYED], world.times[UNCAPTURED] = (1e-4, 16e-3), (1e-1, 16e-3)
+    monkeypatch.setattr(device_patching, "prove", None)
+    _, subject, entry = _captured()
+    entry.graph.nodes_on_device = 300
+    _try_to_the_end(subject, entry)
+    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
+    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+    assert entry.state is State.CAPTURED
 
 
 def test_what_the_device_does_not_do_right_is_left_to_the_host(
