@@ -6,7 +6,7 @@ An unrolled loop whose every step reads from the input, which is another tensor 
 loader hands them out: 100 and 300 steps of one small kernel each. With Inductor, Inductor with graphs,
 PyGraph with its nodes patched by the host, and PyGraph as it is. Prints for each microseconds per call,
 in a row and synchronized (medians of blocks of calls in turns, with the smallest and the largest), how
-many nodes were touched per call, and whether the device patches them.
+many nodes were touched per call, what the trials have measured, and whether the device patches them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pygraph import device_patching, runtime
+from pygraph.selection import Decision
 
 _STEPS = (100, 300)
 _WIDTH, _INPUTS = 64, 8
@@ -65,6 +66,8 @@ class _Variant:
         partitions = set(runtime.partitions) - known
         entries = [entry for partition in partitions for entry in partition.entries.values()]
         self.graphs = [entry.graph for entry in entries if entry.graph is not None]
+        decisions = [entry.decision for entry in entries if entry.decision is not None]
+        self.trial_us = [_of_trial(decision) for decision in decisions]
 
     def __call__(self, i: int) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -82,6 +85,14 @@ class _Variant:
             self(i)
             torch.cuda.synchronize()
         self.synchronized.append((time.perf_counter() - start) / _CALLS * 1e6)
+
+
+def _of_trial(decision: Decision) -> dict[str, list[float]]:
+    """Microseconds of each variant: of the host, of the GPU, and of the latency."""
+    return {
+        name: [round(seconds * 1e6, 1) for seconds in (times.host, times.device, times.latency)]
+        for name, times in decision.timings.items()
+    }
 
 
 def _spread(times: list[float]) -> list[float]:
@@ -109,6 +120,7 @@ def main() -> int:
                 "in_a_row_us": _spread(variant.in_a_row),
                 "synchronized_us": _spread(variant.synchronized),
                 "touched": [round(g.nodes_touched / g.replays) for g in variant.graphs],
+                "trial_us": variant.trial_us,
                 "on_device": [g.is_patched_on_device for g in variant.graphs],
                 "rel_err": float((variant(0) - expected).abs().max() / expected.abs().max()),
             }

@@ -6,7 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "pygraph/bind_table.h"
 #include "pygraph/device_patcher.h"
+#include "pygraph/handles.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
@@ -14,15 +16,10 @@ namespace pygraph {
 // How the addresses of a call get into the nodes.
 enum class Patching : uint8_t {
   kHost,    // by one driver call per node, before the launch
-  kDevice,  // kernels by one kernel for all of them, see device_patcher.h; other nodes as above
+  kDevice,  // kernels by one kernel for all of them (device_patcher.h); other nodes as above
 };
 
-// One executable graph and its own image of every parameter that can change, because the driver
-// cannot be asked for an executable graph's parameters.
-//
-// Addresses are given by slot: inputs, then outputs, then (slot workspace_slot()) the workspace,
-// then one per random state, then one per region, each in the order of the recording. Slots are
-// fixed at capture; no address is ever looked up.
+// One executable graph. Addresses are given by slot (bind_table.h).
 //
 // Not thread-safe: hold one lock from bind() to launch().
 class ExecutableGraph {
@@ -34,12 +31,12 @@ class ExecutableGraph {
   ExecutableGraph& operator=(ExecutableGraph&&) = delete;
   ~ExecutableGraph();
 
-  size_t slot_count() const { return bound_.size(); }
-  size_t workspace_slot() const { return workspace_slot_; }
-  size_t region_slot() const { return workspace_slot_ + 1 + linked_.recording.random.size(); }
+  size_t slot_count() const { return table_.slot_count(); }
+  size_t workspace_slot() const { return table_.workspace_slot(); }
+  size_t region_slot() const { return table_.region_slot(); }
   const LinkedGraph& linked() const { return linked_; }
   // The addresses of the last bind().
-  std::span<const uint64_t> bound() const { return bound_; }
+  std::span<const uint64_t> bound() const { return table_.bound(); }
   // The nodes whose addresses can be patched on the device, and what that takes there in bytes.
   size_t nodes_on_device() const;
   uint64_t device_bytes() const;
@@ -47,38 +44,25 @@ class ExecutableGraph {
   // The same graph again, patched in another way. Throws DriverError.
   std::unique_ptr<ExecutableGraph> copy(Patching patching) const;
 
-  // Writes the addresses that differ from the last call's into the nodes that use them: about
-  // 0.25 us per touched node. Affects launches made afterwards only; launches in flight keep
-  // theirs. Returns the number of nodes touched. Throws DriverError if the driver refuses; the
-  // executable is then dropped and built anew by the next bind().
+  // Writes the addresses that differ from the last call's into the nodes that use them, about
+  // 0.25 us per touched node, or leaves that to the device. Affects launches made afterwards only;
+  // launches in flight keep theirs. Returns the number of nodes touched. Throws DriverError if the
+  // driver refuses; the executable is then dropped and built anew by the next bind().
   size_t bind(std::span<const uint64_t> addresses);
 
   // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us.
   //
   // Where it is patched on the device: 5 us if anything changed. `stream` must wait for the launch
   // before, as the same stream does. The first launch after an instantiation waits for `stream`.
-  // Throws DriverError if that does not work, in which case nothing was launched and the next
-  // bind() builds the executable anew.
+  // Throws DriverError if that does not work; nothing was launched then, and the next bind() builds
+  // the executable anew.
   void launch(CUstream stream);
 
  private:
-  struct BindEntry {  // one word to write
-    uint64_t* word;   // in images_
-    uint64_t addend;
-    uint32_t patch;  // index into patches_
-  };
-  struct Patch {  // one node to update
-    uint32_t node;
-    bool is_on_device;  // kernels, unless inside of a child graph
-    std::byte* image;
-    abi::KernelNodeParams params;  // kernels: points into image
-  };
-
-  void lay_out_images();
-  void build_bind_table();
-  void write_addresses(std::span<const uint64_t> addresses);
-  void apply_to_graph(const Patch& patch);
-  void apply_to_executable(const Patch& patch);
+  const Node& node_of(const BindTable::Patch& patch) const;
+  bool is_for_device(const BindTable::Patch& patch) const;
+  void apply_to_graph(const BindTable::Patch& patch);
+  void apply_to_executable(const BindTable::Patch& patch);
   void apply_child_graphs();
   void instantiate();
   void make_patcher();
@@ -89,24 +73,15 @@ class ExecutableGraph {
   Graph graph_;  // owns the nodes; outlives the executable
   GraphExec exec_;
   LinkedGraph linked_;
+  BindTable table_;
   CUcontext context_ = nullptr;
-  size_t workspace_slot_ = 0;
-  std::unique_ptr<std::byte[]> images_;  // one 128-byte aligned image after another
-  std::vector<void*> param_pointers_;    // kernelParams and extra arrays of all patches
-  std::vector<size_t> packed_sizes_;     // what extra's size entries point to
-  std::vector<Patch> patches_;
-  std::vector<BindEntry> entries_;     // sorted by slot
-  std::vector<uint32_t> entry_begin_;  // entries of slot s: [entry_begin_[s], entry_begin_[s + 1])
-  std::vector<uint64_t> bound_;        // last address of each slot
-  std::vector<uint8_t> is_dirty_;      // by patch
-  std::vector<uint32_t> dirty_;        // patches touched by the current bind
   std::vector<uint32_t> dirty_children_;
 
   // Patching::kDevice only.
-  std::vector<uint32_t> word_begin_;  // as entry_begin_, of the patcher's words
-  std::vector<uint8_t> is_changed_;   // by slot: since the last launch
   std::unique_ptr<DevicePatcher> patcher_;
-  bool is_first_launch_ = true;  // of the executable
+  std::vector<uint32_t> word_begin_;  // the patcher's words of slot s: [word_begin_[s], ...[s + 1])
+  std::vector<uint64_t> on_device_;   // the address of each slot, as of the last launch
+  bool is_first_launch_ = true;       // of the executable
 };
 
 }  // namespace pygraph

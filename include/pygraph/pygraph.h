@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pygraph/address_space.h"   // IWYU pragma: export
+#include "pygraph/bind_table.h"      // IWYU pragma: export
 #include "pygraph/device_patcher.h"  // IWYU pragma: export
 #include "pygraph/driver.h"          // IWYU pragma: export
 #include "pygraph/executable.h"      // IWYU pragma: export
