@@ -3,8 +3,8 @@
     python -m benchmarks.patching
 
 An unrolled loop whose every step reads from the input, which is another tensor at each call, as a data
-loader hands them out: 100 and 300 steps of one small kernel each. With Inductor, Inductor with graphs,
-PyGraph with its nodes patched by the host, and PyGraph as it is. Prints for each microseconds per call,
+loader hands them out: 300 steps, two in one kernel, of two sizes. With Inductor's graphs, and with
+PyGraph: patched by the host, as a trial decides, and patched by the device. Prints for each: us per call
 in a row and synchronized (medians of blocks of calls in turns, with the smallest and the largest), how
 many nodes were touched per call, what the trials have measured, and whether the device patches them.
 """
@@ -12,62 +12,75 @@ many nodes were touched per call, what the trials have measured, and whether the
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from pygraph import device_patching, runtime
-from pygraph.selection import Decision
+from pygraph import device_patching, runtime, selection
+from pygraph.selection import PATCHED_ON_DEVICE, Decision
 
-_STEPS = (100, 300)
-_WIDTH, _INPUTS = 64, 8
+_STEPS, _WIDTHS, _INPUTS = 300, (64, 512), 8
 _ROUNDS, _CALLS, _WARM_UP = 15, 30, 140
+_OURS = ("pygraph, patched by the host", "pygraph", "pygraph, patched by the device")
 _VARIANTS: dict[str, dict[str, Any]] = {
-    "inductor": {},
     "inductor+graphs": {"mode": "reduce-overhead"},
-    # With an option, so that it is not taken for the other one.
-    "pygraph, patched by the host": {"backend": "pygraph", "options": {"pygraph.select": "auto"}},
-    "pygraph": {"backend": "pygraph"},
+    # With different options, so that none is taken for another one. In this order, because decisions
+    # are kept on disk, and the last one's is made for it.
+    **{
+        name: {"backend": "pygraph", "options": {"pygraph.max_graphs": 10 + len(name)}}
+        for name in _OURS
+    },
 }
 
-Program = Callable[[torch.Tensor], torch.Tensor]
+
+@contextmanager
+def _patched_by(name: str) -> Iterator[None]:
+    """What is tried and selected in here is patched by whom the variant's name says."""
+    least, choose = device_patching.MANY_NODES, selection.choose
+    if name == _OURS[0]:
+        device_patching.MANY_NODES = 1 << 30
+    if name == _OURS[2]:
+        selection.choose = lambda timings: (
+            PATCHED_ON_DEVICE if PATCHED_ON_DEVICE in timings else choose(timings)
+        )
+    try:
+        yield
+    finally:
+        device_patching.MANY_NODES, selection.choose = least, choose
 
 
-def _loop(steps: int) -> Program:
-    def loop(x: torch.Tensor) -> torch.Tensor:
-        y = x[0]
-        for i in range(steps):
-            y = torch.softmax(y * 2 + x[i % len(x)], i % 2)  # by turns, so that none are fused
-        return y
-
-    return loop
+def _loop(x: torch.Tensor) -> torch.Tensor:
+    y = x[0]
+    for i in range(_STEPS):
+        y = torch.softmax(y * 2 + x[i % len(x)], i % 2)  # by turns, so that no more than two are fused
+    return y
 
 
 class _Variant:
     """One way to run the loop, compiled and warmed up."""
 
-    def __init__(self, name: str, steps: int, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, name: str, inputs: list[torch.Tensor]) -> None:
         self.name = name
         self.in_a_row: list[float] = []
         self.synchronized: list[float] = []
         self._inputs = inputs
-        self._program = torch.compile(_loop(steps), **_VARIANTS[name])
-        before = device_patching.MANY_NODES
-        if name.endswith("host"):
-            device_patching.MANY_NODES = 1 << 30
-        known = set(runtime.partitions)
-        for i in range(_WARM_UP):
-            self(i)
-        device_patching.MANY_NODES = before
-        partitions = set(runtime.partitions) - known
-        entries = [entry for partition in partitions for entry in partition.entries.values()]
+        self._program: Callable[..., torch.Tensor] = torch.compile(
+            _loop, dynamic=False, **_VARIANTS[name]
+        )
+        known = {id(entry) for entry in _entries()}
+        with _patched_by(name):
+            for i in range(_WARM_UP):
+                self(i)
+        entries = [entry for entry in _entries() if id(entry) not in known]
         self.graphs = [entry.graph for entry in entries if entry.graph is not None]
-        decisions = [entry.decision for entry in entries if entry.decision is not None]
-        self.trial_us = [_of_trial(decision) for decision in decisions]
+        self.trial_us = [_of_trial(entry.decision) for entry in entries if entry.decision is not None]
 
     def __call__(self, i: int) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -87,6 +100,10 @@ class _Variant:
         self.synchronized.append((time.perf_counter() - start) / _CALLS * 1e6)
 
 
+def _entries() -> list[Any]:
+    return [entry for partition in runtime.partitions for entry in partition.entries.values()]
+
+
 def _of_trial(decision: Decision) -> dict[str, list[float]]:
     """Microseconds of each variant: of the host, of the GPU, and of the latency."""
     return {
@@ -104,18 +121,19 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("the benchmarks need an NVIDIA GPU", file=sys.stderr)
         return 1
-    torch._dynamo.config.recompile_limit = len(_VARIANTS) * len(_STEPS)
-    inputs = [torch.randn(16, _WIDTH, _WIDTH, device="cuda") for _ in range(_INPUTS)]
-    for steps in _STEPS:
-        variants = [_Variant(name, steps, inputs) for name in _VARIANTS]
-        expected = variants[0](0)
+    torch._dynamo.config.recompile_limit = len(_VARIANTS) * len(_WIDTHS)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # no decision of an earlier run
+    for width in _WIDTHS:
+        inputs = [torch.randn(16, width, width, device="cuda") for _ in range(_INPUTS)]
+        variants = [_Variant(name, inputs) for name in _VARIANTS]
+        expected = variants[0](0).clone()
         for turn in range(_ROUNDS):
             first = turn % len(variants)
             for variant in variants[first:] + variants[:first]:
                 variant.time_block()
         for variant in variants:
             row = {
-                "steps": steps,
+                "width": width,
                 "variant": variant.name,
                 "in_a_row_us": _spread(variant.in_a_row),
                 "synchronized_us": _spread(variant.synchronized),

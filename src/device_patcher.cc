@@ -7,7 +7,7 @@
 namespace pygraph {
 namespace {
 
-constexpr unsigned kThreads = 128;
+constexpr unsigned kThreads = 512;
 constexpr size_t kMostChanges = 255;  // of one launch: parameters may take 4096 bytes
 
 struct Params {  // of the kernel, as one buffer
