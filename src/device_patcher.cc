@@ -66,6 +66,7 @@ done:
 
 DevicePatcher::DevicePatcher(const Driver& driver, std::span<const Word> words) : driver_(driver) {
   const RelaxedCaptureMode relaxed(driver_);
+  PYGRAPH_CHECK(driver_, context_get_current(&context_));
   CUmodule module = nullptr;
   PYGRAPH_CHECK(driver_, module_load_data(&module, kPtx));
   module_ = Module(driver_, module);
@@ -85,7 +86,11 @@ DevicePatcher::DevicePatcher(const Driver& driver, std::span<const Word> words) 
 
 DevicePatcher::~DevicePatcher() {
   const RelaxedCaptureMode relaxed(driver_);
+  // A graph may be dropped while another device is current; a module belongs to a context.
+  driver_.context_push(context_);
   driver_.memory_free(words_);
+  module_.reset();
+  driver_.context_pop(&context_);
 }
 
 void DevicePatcher::patch(CUstream stream, std::span<const Change> changes) {

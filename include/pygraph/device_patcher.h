@@ -36,7 +36,7 @@ class DevicePatcher {
   // Compiles the kernel (the driver does, 70 ms; it keeps the result on disk) and copies the words
   // to the device. Throws DriverError.
   DevicePatcher(const Driver& driver, std::span<const Word> words);
-  // Waits for the device.
+  // Waits for the device, whichever is current.
   ~DevicePatcher();
   DevicePatcher(const DevicePatcher&) = delete;
   DevicePatcher& operator=(const DevicePatcher&) = delete;
@@ -53,6 +53,7 @@ class DevicePatcher {
 
  private:
   const Driver& driver_;
+  CUcontext context_ = nullptr;
   Module module_;
   CUfunction kernel_ = nullptr;
   abi::DevicePointer words_ = 0;

@@ -23,6 +23,8 @@ namespace pygraph {
   X(primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, CUcontext*, int)                    \
   X(context_set_current, "cuCtxSetCurrent", 4000, CUcontext)                                      \
   X(context_get_current, "cuCtxGetCurrent", 4000, CUcontext*)                                     \
+  X(context_push, "cuCtxPushCurrent", 4000, CUcontext)                                            \
+  X(context_pop, "cuCtxPopCurrent", 4000, CUcontext*)                                             \
   X(context_synchronize, "cuCtxSynchronize", 2000)                                                \
   X(stream_create, "cuStreamCreate", 2000, CUstream*, unsigned)                                   \
   X(stream_destroy, "cuStreamDestroy", 4000, CUstream)                                            \
