@@ -4,9 +4,9 @@
 
 An unrolled loop whose every step reads from the input, which is another tensor at each call, as a data
 loader hands them out: 300 steps, two in one kernel, of two sizes. With Inductor's graphs, and with
-PyGraph: patched by the host, as a trial decides, and patched by the device. Prints for each the us per
-call, in a row and synchronized (medians of blocks of calls in turns, with the smallest and the largest),
-how many nodes were touched per call, what trials have measured, and whether the device patches them.
+PyGraph: patched by the host, as a trial decides, and patched by the device. Prints for each what a call
+takes in us, in a row and synchronized (medians of blocks of calls in turns, with the smallest and the
+largest), how many nodes it touches, what trials have measured, and whether the device patches them.
 """
 
 from __future__ import annotations
