@@ -2,10 +2,10 @@
 
     python -m benchmarks.patching
 
-An unrolled loop whose every step reads from the input, which is another tensor at each call, as a data
-loader hands them out: 300 steps, two in one kernel, of two sizes. With Inductor's graphs, and with
-PyGraph: patched by the host, as a trial decides, and patched by the device. Prints for each what a call
-takes in us, in a row and synchronized (medians of blocks of calls in turns, with the smallest and the
+An unrolled loop whose every step reads from the input, which is another tensor at each call, as a
+data loader hands them out: 300 steps, two in one kernel. With Inductor's graphs, and with PyGraph:
+patched by the host, as a trial decides, and patched by the device. Prints for each what a call takes
+in us, in a row and synchronized (medians of blocks of calls in turns, with the smallest and the
 largest), how many nodes it touches, what trials have measured, and whether the device patches them.
 """
 
@@ -26,7 +26,7 @@ import torch
 from pygraph import device_patching, runtime, selection
 from pygraph.selection import PATCHED_ON_DEVICE, Decision
 
-_STEPS, _WIDTHS, _INPUTS = 300, (64, 512), 8
+_STEPS, _WIDTH, _INPUTS = 300, 64, 8
 _ROUNDS, _CALLS, _WARM_UP = 15, 30, 140
 _OURS = ("pygraph, patched by the host", "pygraph", "pygraph, patched by the device")
 _VARIANTS: dict[str, dict[str, Any]] = {
@@ -121,28 +121,26 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("the benchmarks need an NVIDIA GPU", file=sys.stderr)
         return 1
-    torch._dynamo.config.recompile_limit = len(_VARIANTS) * len(_WIDTHS)
+    torch._dynamo.config.recompile_limit = len(_VARIANTS)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # no decision of an earlier run
-    for width in _WIDTHS:
-        inputs = [torch.randn(16, width, width, device="cuda") for _ in range(_INPUTS)]
-        variants = [_Variant(name, inputs) for name in _VARIANTS]
-        expected = variants[0](0).clone()
-        for turn in range(_ROUNDS):
-            first = turn % len(variants)
-            for variant in variants[first:] + variants[:first]:
-                variant.time_block()
-        for variant in variants:
-            row = {
-                "width": width,
-                "variant": variant.name,
-                "in_a_row_us": _spread(variant.in_a_row),
-                "synchronized_us": _spread(variant.synchronized),
-                "touched": [round(g.nodes_touched / g.replays) for g in variant.graphs],
-                "trial_us": variant.trial_us,
-                "on_device": [g.is_patched_on_device for g in variant.graphs],
-                "rel_err": float((variant(0) - expected).abs().max() / expected.abs().max()),
-            }
-            print(json.dumps(row), flush=True)
+    inputs = [torch.randn(16, _WIDTH, _WIDTH, device="cuda") for _ in range(_INPUTS)]
+    variants = [_Variant(name, inputs) for name in _VARIANTS]
+    expected = variants[0](0).clone()
+    for turn in range(_ROUNDS):
+        first = turn % len(variants)
+        for variant in variants[first:] + variants[:first]:
+            variant.time_block()
+    for variant in variants:
+        row = {
+            "variant": variant.name,
+            "in_a_row_us": _spread(variant.in_a_row),
+            "synchronized_us": _spread(variant.synchronized),
+            "touched": [round(g.nodes_touched / g.replays) for g in variant.graphs],
+            "trial_us": variant.trial_us,
+            "on_device": [g.is_patched_on_device for g in variant.graphs],
+            "rel_err": float((variant(0) - expected).abs().max() / expected.abs().max()),
+        }
+        print(json.dumps(row), flush=True)
     return 0
 
 

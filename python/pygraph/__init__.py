@@ -10,5 +10,5 @@ from pygraph.explanation import Report, explain
 from pygraph.report import GraphStats, stats
 from pygraph.runtime import reset
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 __all__ = ["GraphStats", "Report", "__version__", "explain", "reset", "stats"]
