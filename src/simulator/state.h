@@ -96,6 +96,19 @@ struct State {
 
 State* current_state();  // null while no Simulator exists
 
+inline SimulatedNode* as_node(CUgraphNode node) {
+  return reinterpret_cast<SimulatedNode*>(node);
+}
+inline CUgraphNode as_handle(SimulatedNode* node) {
+  return reinterpret_cast<CUgraphNode>(node);
+}
+inline SimulatedGraph* as_graph(CUgraph graph) {
+  return reinterpret_cast<SimulatedGraph*>(graph);
+}
+inline bool is_kind(CUgraphNode node, int type) {
+  return node != nullptr && as_node(node)->type == type;
+}
+
 // Copies `source` and what it contains; `original` of each copy names its source.
 std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);
