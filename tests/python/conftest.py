@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo import eval_frame
 
-from pygraph import compiled_call
-from tests.python.compiled_programs import Backend, OurBackend
+from pygraph import compiled_call, runtime
+from pygraph.partition import Partition
+
+from .compiled_programs import Backend, OurBackend
+from .selector_world import World
 
 
 @pytest.fixture(params=[OurBackend, Backend], ids=["ours", "pytorch's"])
@@ -21,3 +26,31 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     assert eval_frame.set_eval_frame(None) is None
     assert not torch._C._dynamo.eval_frame.set_skip_guard_eval_unsafe(False)
     eval_frame._in_optimized_module = False  # threads may leave another value; PyTorch's too
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A Partition without a GPU; what it asks of the engine."""
+    looks: list[int] = []
+    real = runtime.engine()
+    engine = SimpleNamespace(
+        graphed_callable=real.graphed_callable,
+        clear_decided=real.clear_decided,
+        signature=lambda args, device: b"key",
+        wait=real.wait,
+        waiting_seconds=real.waiting_seconds,
+        clear_waiting=real.clear_waiting,
+        free_blas_workspaces=lambda: None,
+        add_without_graph=lambda callable, args, calls: looks.append(calls),
+        clear_without_graph=real.clear_without_graph,
+        add_graph=lambda callable, graph, most, calls: [],
+    )
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(Partition, "_watched_call", lambda self, entry, args: self.uncaptured(args))
+    return looks

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pygraph import runtime, verify
-from pygraph.entry import PartitionInfo
+from pygraph.entry import Entry, PartitionInfo
+from pygraph.partition import Partition
 
 INFO = PartitionInfo(
     name="forward",
@@ -78,3 +79,10 @@ class FullGpu:
     def is_free(self) -> bool:
         """Whether what it had got has been freed."""
         return self._piece is not None and self._piece() is None
+
+
+def call(partition: Partition, number: object) -> Entry:
+    """One call of a partition that has one signature, and returns its arguments."""
+    assert partition._miss([number]) == [number]
+    (entry,) = partition.entries.values()
+    return entry

@@ -1,0 +1,140 @@
+"""What a selector works with, made up: engine, graphs, and a clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import decisions, gpu_memory, runtime, selector
+from pygraph.entry import Entry, State
+from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
+from pygraph.selector import Selector
+
+
+class FakePartition:
+    """What a selector needs of a partition."""
+
+    info = SimpleNamespace(name="forward", device=0, program="program")
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.callable = object()
+        self.kept: list[Any] = []
+        self.refused = ""
+
+    def uncaptured(self, args: list[Any]) -> list[Any]:
+        return [args[0], UNCAPTURED]
+
+    def keep(self, graph: Any, calls_per_look: int) -> None:
+        self.kept.append((graph, calls_per_look))
+
+    def refuse(self, entry: Entry, reason: str) -> None:
+        entry.state, self.refused = State.REFUSED, reason
+        entry.graph = entry.trial = None
+
+    def moving(self, args: list[Any]) -> list[int]:
+        return []
+
+    written: frozenset[int] = frozenset()
+
+
+class FakeGraph:
+    workspace_bytes, fixed_bytes = 100, 0
+    output_bytes = block_bytes = 0
+    error: Exception | None = None
+    settled = 0
+    released = 0
+    nodes_on_device = 0
+    device_patch_bytes = 7
+    is_patched_on_device = False
+    replays = nodes_touched = 0
+    dropped = 0
+
+    def patch_on_device(self, on_device: bool) -> None:
+        self.is_patched_on_device = on_device
+
+    def drop_other_patching(self) -> None:
+        self.dropped += 1
+
+    def settle_workspace(self) -> None:
+        self.settled += 1
+
+    def release_workspace(self) -> None:
+        self.released += 1
+
+    def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return [args[0], PATCHED_ON_DEVICE if self.is_patched_on_device else REPLAYED]
+
+
+class Busy(RuntimeError):
+    """The engine's WorkspaceBusy."""
+
+
+class Kept(RuntimeError):
+    """The engine's NotGivenAway."""
+
+
+class World:
+    """The clock: seconds that each variant takes, on the host and on the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = {UNCAPTURED: (5e-3, 1e-3), REPLAYED: (1e-4, 1e-3)}
+        self.disk: dict[str, Decision] = {}
+        self.without_graph: list[int] = []
+        self.removed: list[Any] = []
+        self.workspaces_freed = 0
+        self.caches_emptied = 0
+        engine = SimpleNamespace(
+            WorkspaceBusy=Busy,
+            NotGivenAway=Kept,
+            add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
+            clear_without_graph=lambda callable: None,
+            remove_graph=lambda callable, graph: self.removed.append(graph),
+        )
+        monkeypatch.setattr(runtime, "engine", lambda: engine)
+        monkeypatch.setattr(selector, "timed", self._timed)
+        monkeypatch.setattr(gpu_memory, "free_library_workspaces", self._free_workspaces)
+        monkeypatch.setattr(gpu_memory, "give_back_all", self._empty_cache)
+        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        monkeypatch.setattr(decisions, "key_of", lambda program, key, device: "key")
+        monkeypatch.setattr(decisions, "load", self.disk.get)
+        monkeypatch.setattr(decisions, "save", self.disk.__setitem__)
+        monkeypatch.setattr(decisions, "forget", lambda key: self.disk.pop(key, None))
+
+    def _free_workspaces(self) -> None:
+        self.workspaces_freed += 1
+
+    def _empty_cache(self) -> None:
+        self.caches_emptied += 1
+
+    def _timed(self, run: Callable[[], list[Any]], sleep: float) -> tuple[list[Any], Sample]:
+        result = run()
+        host, device = self.times[result[1]]
+        if sleep > 0:
+            return result, Sample(host, device=device)
+        return result, Sample(host, latency=max(host, device))
+
+
+def captured(mode: str = "auto") -> tuple[FakePartition, Selector, Entry]:
+    """A partition whose one signature has just been captured."""
+    partition = FakePartition()
+    subject = Selector(partition, mode)  # type: ignore[arg-type]
+    entry = partition.entries[b"key"] = Entry(graph=FakeGraph(), state=State.CAPTURED)
+    subject.recall(b"key", entry)
+    subject.captured(entry)
+    return partition, subject, entry
+
+
+def try_to_the_end(subject: Selector, entry: Entry) -> int:
+    for calls in range(100):
+        if entry.state is not State.MEASURING:
+            return calls
+        assert subject.run(b"key", entry, [calls])[0] == calls
+    raise AssertionError("no decision")
