@@ -20,7 +20,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: run test test-engine test-python sanitize lint lint-bindings format bench bench-indirection clean
+.PHONY: fuzz fuzz-engine run test test-engine test-python test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
@@ -33,12 +33,27 @@ test-engine: build/engine/ready
 test-python: $(SITE)/ready
 	$(PY) -m pytest tests
 
+# The tests that need a GPU. Those that measure free memory run alone. With pytest-xdist, on two GPUs:
+# make test-gpu PYGRAPH_TEST_GPUS=0,1 PARALLEL="-n 24 --dist loadfile"
+export PYGRAPH_TEST_GPUS
+test-gpu: $(SITE)/ready build/engine/ready
+	PYGRAPH_TEST_DRIVER=cuda build/engine/tests/cpp/engine_tests --gtest_brief=1
+	$(PY) -m pytest tests/gpu --ignore tests/gpu/test_short_memory.py $(PARALLEL)
+	$(PY) -m pytest tests/gpu/test_short_memory.py tests/multi_gpu
+
 # The engine's tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 sanitize: $(READY)
 	cmake -S . -B build/asan $(GENERATOR) -DPYGRAPH_SANITIZE=address,undefined
 	cmake --build build/asan && ctest --test-dir build/asan --output-on-failure -j 2
 	cmake -S . -B build/tsan $(GENERATOR) -DPYGRAPH_SANITIZE=thread
 	cmake --build build/tsan && ctest --test-dir build/tsan --output-on-failure -j 2
+
+# Random programs for so many seconds, each part; see docs/fuzzing.md.
+SECONDS ?= 60
+fuzz: fuzz-engine
+
+fuzz-engine: build/engine/ready
+	build/engine/tests/cpp/fuzz/engine_fuzz --seed $$(date +%s)000 --seconds $(SECONDS)
 
 lint: $(READY) build/engine/ready
 	clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
@@ -77,7 +92,7 @@ $(SITE)/ready: $(READY) $(SOURCES)
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --upgrade --target $(SITE) .
 	touch $@
 
-build/engine/ready: $(READY) $(SOURCES) $(shell find tests/cpp examples/cpp -type f)
+build/engine/ready: $(READY) $(SOURCES) $(shell find tests/cpp tests/fuzz/engine examples/cpp -type f)
 	cmake -S . -B build/engine $(GENERATOR) $(ENGINE_FLAGS)
 	cmake --build build/engine
 	touch $@

@@ -28,7 +28,15 @@ def _capture(function: Function, args: list[Any], saved: tuple[int, ...] = ()) -
     function(list(args))
     torch.cuda.synchronize()
     recording = recorder.record(
-        function, args, 0, draws=False, sharing=saved, given_away=(), capacity=1 << 36, lanes=1
+        function,
+        args,
+        0,
+        draws=False,
+        sharing=saved,
+        given_away=(),
+        capacity=1 << 36,
+        lanes=1,
+        written=set(),
     )
     engine = runtime.engine()
     partition = engine.graphed_callable(function, function, 0)

@@ -136,9 +136,7 @@ def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
 
 def _with_transforms() -> dict[str, Any]:
     """Inductor's options for graphs, with PyGraph's code transformations."""
-    graph_pass = GraphPass(
-        enabled=frozenset(TRANSFORMS), constant=frozenset(), user_pass=None, watch=None
-    )
+    graph_pass = GraphPass(enabled=frozenset(TRANSFORMS), user_pass=None, watch=None)
     return {
         "triton.cudagraphs": True,
         "graph_partition": True,

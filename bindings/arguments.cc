@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "pygraph/recording.h"
+#include "switches.h"
 
 namespace pygraph {
 namespace {
@@ -255,7 +256,9 @@ static void append_argument(std::string& signature, PyObject* object, c10::Devic
 
 std::string signature_of(PyObject* list, c10::Device device) {
   std::string signature;
-  signature.reserve(64 * PyList_GET_SIZE(list));
+  signature.reserve(64 * PyList_GET_SIZE(list) + sizeof(Switches));
+  const Switches switches = current_switches();
+  append_bytes(signature, &switches, sizeof switches);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
     append_argument(signature, PyList_GET_ITEM(list, i), device);
   }

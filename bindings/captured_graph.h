@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,8 @@
 #include "outputs.h"
 #include "pygraph/executable.h"
 #include "pygraph/fixed_memory.h"
+#include "pygraph/stream_slots.h"
+#include "switches.h"
 #include "workspace.h"
 
 namespace pygraph {
@@ -33,20 +36,31 @@ class NotGivenAway : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Nothing of the graph can be launched on the call's stream without waiting for another stream's
+// work (see stream_slots.h). The call runs uncaptured; later ones may replay again.
+class StreamNotReady : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Thread-safe beyond Python's lock, which is never held while waiting for another thread or the
+// GPU.
 class CapturedGraph {
  public:
+  static constexpr uint64_t kNoAudit = ~uint64_t{0};
+
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
                 LinkedGraph linked, std::shared_ptr<FixedMemory> fixed_memory,
-                std::vector<uint32_t> written);
+                std::vector<uint32_t> written, std::vector<at::Tensor> held);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
 
-  // Whether the graph may be replayed for these arguments.
-  bool matches(PyObject* arguments) const;
+  // Whether the graph may be replayed for these arguments, under these switches.
+  bool matches(PyObject* arguments, const Switches& switches) const;
 
-  // Gives its room in the device's workspace back; the next replay takes what it needs.
+  // Gives its room in the streams' workspaces back; the next replay takes what it needs.
   void release_workspace() noexcept;
   // A replay found no memory: what the graph keeps is for the uncaptured run. Where that happens
   // three times in a row, or at more than one call in three, the graph rests for 1000 calls, then
@@ -54,29 +68,32 @@ class CapturedGraph {
   void note_no_room();
   // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
   bool is_out_of_use();
-  // Replays patch addresses from now on as asked, and begin where the other way has stopped. The
-  // first time on the device, the graph is copied and instantiated once more. Throws DriverError,
-  // and replays go on as before.
+  // Replays on the current stream patch addresses from now on as asked, and begin where the other
+  // way has stopped; on others, the host does. The first time on the device, the graph is copied
+  // and instantiated once more. Throws DriverError or StreamNotReady, and replays go on as before.
   void patch(Patching patching);
   Patching patching() const { return patching_; }
   // Frees what patching in the other way takes.
   void drop_other_patching();
 
-  // The graph is to stay: takes its room, and lets the workspace settle. Throws as replay() does.
+  // The graph is to stay: takes its room on the current stream, and lets the workspace settle.
+  // Throws as replay() does.
   void settle_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
-  // outputs. Needs Python's lock, gives it up from bind to launch. Throws DriverError if the driver
-  // refuses, NotGivenAway, c10::Error if the outputs cannot be allocated; nothing was launched.
-  // `holders`: how many of the call's own lists hold the arguments; an argument with no other
-  // reference is given away, and may be left without memory (see donation.h). 0: none is.
-  // `poison`: a byte that fills fresh outputs first, for verification, and internal and fixed
-  // memory is filled with ones; -1 for none. Only with poison, and where no argument is given away,
-  // does a graph that uses their memory use other memory.
-  PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1);
+  // outputs. Needs Python's lock, gives it up from the allocation of outputs to the launch. Throws
+  // DriverError if the driver refuses, NotGivenAway, StreamNotReady, c10::Error if the outputs
+  // cannot be allocated; nothing was launched. `holders`: how many of the call's own lists hold the
+  // arguments; an argument with no other reference is given away, and may be left without memory
+  // (see donation.h). 0: none is. `poison`: a byte that fills fresh outputs first, for
+  // verification, and internal and fixed memory is filled with ones; -1 for none. Only with poison,
+  // and where no argument is given away, does a graph that uses their memory use other memory.
+  // `generator`: takes the place of the device's default generator, which is left alone.
+  PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
+                   const std::optional<at::Generator>& generator = std::nullopt);
 
-  const LinkedGraph& linked() const { return executable_->linked(); }
-  const ExecutableGraph& executable() const { return *executable_; }
+  const LinkedGraph& linked() const { return executable().linked(); }
+  const ExecutableGraph& executable() const { return *replicas_.front()->host; }
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
   // Internal memory in blocks that are taken for each launch and given back at once.
@@ -87,12 +104,19 @@ class CapturedGraph {
   uint64_t copied_bytes() const;
   // Positions of the arguments that a replay may overwrite because the call gives them away.
   std::vector<uint32_t> donated() const;
+  // Where a replay's random numbers come from; empty if it draws none.
+  std::vector<int> random_arguments() const;
+  // Whether the next call is to be audited instead of replayed (python/pygraph/audit.py).
+  bool is_audit_due() const { return replays >= audit_at; }
 
   // Counters for the report; written without Python's lock.
   std::atomic<uint64_t> replays = 0;
   std::atomic<uint64_t> donated_replays = 0;  // of them, with the memory of donated inputs
   std::atomic<uint64_t> nodes_touched = 0;
-  std::string name;     // in profiles
+  // Number of replays at which an audit is due; written with Python's lock.
+  std::atomic<uint64_t> audit_at = kNoAudit;
+  std::atomic<uint64_t> calls_elsewhere = 0;  // uncaptured, on streams that were not ready
+  std::string name;                           // in profiles
   std::string failure;  // why the graph is not used, for good or while it rests; empty if it is
 
  private:
@@ -104,15 +128,32 @@ class CapturedGraph {
     uint32_t index = 0;
   };
   static constexpr uint32_t kNoArgument = ~uint32_t{0};
+  // What launches on one stream write to.
+  struct Replica {
+    std::unique_ptr<ExecutableGraph> host;    // patched by the host
+    std::unique_ptr<ExecutableGraph> device;  // patched on the device, if that was asked for
+    Patching patching = Patching::kHost;
+    std::shared_ptr<Workspace> workspace;
+    uint64_t reserved = 0;       // bytes of it
+    c10::DataPtr random_memory;  // 16 bytes (seed, offset) per source
+    ExecutableGraph& executable() { return patching == Patching::kHost ? *host : *device; }
+    void reserve(uint64_t bytes);
+    void release() noexcept;
+  };
 
-  // Takes `bytes` of room in the device's workspace, if that is more than it has. Throws
-  // c10::OutOfMemoryError where there is none.
-  void reserve_workspace(uint64_t bytes);
+  // What serves the current stream, `stream`; hold the lock. Throws StreamNotReady, DriverError,
+  // c10::OutOfMemoryError.
+  Replica& replica_for(CallStream stream, size_t& slot);
+  std::unique_ptr<Replica> new_replica() const;
+  CallStream call_stream() const;
+  std::vector<at::Generator> generators(
+      PyObject* arguments, const std::optional<at::Generator>& default_generator) const;
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
   void plan_allocations();
-  void allocate(Launch& launch, PyObject* arguments, Donations& donations) const;
-  void place_internal_memory(Launch& launch, uint64_t workspace) const;
+  void take_donated(Launch& launch, PyObject* arguments, Donations& donations) const;
+  void allocate(Launch& launch) const;
+  void place_internal_memory(Launch& launch, const Replica& replica, uint64_t workspace) const;
   void bind_and_launch(Launch& launch);
   void poison_outputs(const Launch& launch) const;
   void poison_internal_memory(const Launch& launch, uint64_t workspace, uint64_t size) const;
@@ -133,18 +174,19 @@ class CapturedGraph {
   std::vector<uint32_t> donors_;
   std::vector<Allocation> allocations_;  // of one launch, largest first
   bool draws_ = false;
-  uint64_t reserved_ = 0;  // bytes of workspace
   // Of calls without room, two for each, less one for each replay; and of the graph's rests.
   uint32_t without_room_ = 0;
   uint64_t calls_to_rest_ = 0;
   uint64_t next_rest_ = 1000;
-  c10::DataPtr random_memory_;                 // 16 bytes (seed, offset) per source
   std::shared_ptr<FixedMemory> fixed_memory_;  // null for a graph that is relocated
   std::vector<uint32_t> written_;              // positions of arguments that copies go back to
-  Patching patching_ = Patching::kHost;
-  std::unique_ptr<ExecutableGraph> executable_;
-  std::unique_ptr<ExecutableGraph> other_;  // patched in the other way
-  Workspace& workspace_;
+  std::vector<at::Tensor> held_;               // memory that nodes use where it is
+  Switches switches_;                          // that it was recorded under
+  std::atomic<Patching> patching_ = Patching::kHost;
+
+  std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
+  StreamSlots slots_;
+  std::vector<std::unique_ptr<Replica>> replicas_;  // by slot; the first one is always there
 };
 
 }  // namespace pygraph

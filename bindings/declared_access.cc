@@ -38,6 +38,32 @@ bool is_listed(const at::RecordFunction& function) {
   return std::ranges::find(kListed, std::string_view(function.name())) != kListed.end();
 }
 
+// Whether PyTorch itself defines the operator, with a schema that says what it writes. (Schemas of
+// c10d do not.)
+bool is_own(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kNamespaces = {
+      "aten::", "prims::", "_c10d_functional::"};
+  return std::ranges::any_of(kNamespaces, [&](auto prefix) { return name.starts_with(prefix); });
+}
+
+// Arguments of PyTorch's operators that are written although their schemas do not say so: the
+// statistics of batch normalisations, and what cuDNN's recurrent networks keep for their backward.
+constexpr std::array<std::string_view, 7> kUnmarked = {
+    "running_mean", "running_var",   "reserve",      "reserveSpace",
+    "weight_buf",   "dropout_state", "reservedSpace"};
+
+bool is_marked(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Whether an operator of PyTorch's own may write to the argument.
+bool may_write(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  if (is_marked(argument)) return true;
+  if (std::ranges::find(kUnmarked, argument.name()) != kUnmarked.end()) return true;
+  // In-place by its name, and nothing marked.
+  return schema.name().ends_with('_') && std::ranges::none_of(schema.arguments(), is_marked);
+}
+
 thread_local OperatorLog* t_log = nullptr;
 
 // Calls `visit` for each tensor on a GPU in the value.
@@ -131,42 +157,88 @@ OperatorLog::~OperatorLog() {
   t_log = nullptr;
 }
 
+// PyTorch hands the callbacks on to threads that work for this one (autograd's): what they launch
+// is no known operator's. It swallows exceptions, so they are kept for declare_accesses().
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
-  OperatorLog& log = *t_log;
-  if (!is_listed(function) || log.depth_++ > 0) return nullptr;
-  const auto schema = function.operator_schema();
-  const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
-  log.current_ = {};
-  log.current_.first = count_nodes(log.driver_, log.stream_);
-  log.is_known_ = schema.has_value() && schema->arguments().size() == inputs.size();
-  if (!log.is_known_) return nullptr;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const c10::AliasInfo* alias = schema->arguments()[i].alias_info();
-    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
-      if (!tensor.has_storage()) {
-        log.is_known_ = false;
-        return;
-      }
-      const Range storage = storage_of(tensor);
-      const bool is_written = alias != nullptr && alias->isWrite();
-      (is_written ? log.current_.writes : log.current_.reads).push_back(storage);
-      // What it writes must be a symbol.
-      if (is_written && !log.space_.contains(storage.address)) log.is_known_ = false;
-    });
+  if (t_log == nullptr) return nullptr;
+  const int depth = t_log->depth_++;
+  const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
+  try {
+    t_log->enter_any(function, depth);
+    if (is_outermost_listed) t_log->enter_listed(function);
+  } catch (const std::exception& error) {
+    t_log->operators_.failure = std::string(function.name()) + ": " + error.what();
   }
   return nullptr;
 }
 
-void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-  OperatorLog& log = *t_log;
-  if (!is_listed(function) || --log.depth_ > 0) return;
-  log.current_.last = count_nodes(log.driver_, log.stream_);
-  if (log.is_known_) log.operators_.push_back(std::move(log.current_));
+void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
+  const bool is_foreign = !is_own(function.name());
+  if (depth == 0) {
+    outermost_ = {};
+    outermost_.name = function.name();
+    outermost_.first = count_nodes(driver_, stream_);
+  } else if (!is_foreign) {
+    return;  // the outermost one's schema speaks for it
+  }
+  outermost_.is_foreign |= is_foreign;
+  const auto schema = function.operator_schema();
+  const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  const bool is_described = !is_foreign && schema && schema->arguments().size() == inputs.size();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_written = !is_described || may_write(*schema, schema->arguments()[i]);
+    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+      if (!tensor.has_storage()) return;
+      outermost_.arguments.push_back(storage_of(tensor));
+      if (is_written) outermost_.writes.push_back(storage_of(tensor));
+    });
+  }
 }
 
-void declare_accesses(Recording& recording, const std::vector<RecordedOperator>& operators,
+void OperatorLog::enter_listed(const at::RecordFunction& function) {
+  const auto schema = function.operator_schema();
+  const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  listed_ = {};
+  listed_.first = count_nodes(driver_, stream_);
+  is_known_ = schema.has_value() && schema->arguments().size() == inputs.size();
+  if (!is_known_) return;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const c10::AliasInfo* alias = schema->arguments()[i].alias_info();
+    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+      if (!tensor.has_storage()) {
+        is_known_ = false;
+        return;
+      }
+      const Range storage = storage_of(tensor);
+      const bool is_written = alias != nullptr && alias->isWrite();
+      (is_written ? listed_.writes : listed_.reads).push_back(storage);
+      // What it writes must be a symbol.
+      if (is_written && !space_.contains(storage.address)) is_known_ = false;
+    });
+  }
+}
+
+void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
+  if (t_log == nullptr) return;
+  OperatorLog& log = *t_log;
+  if (is_listed(function) && --log.listed_depth_ == 0) {
+    log.listed_.last = count_nodes(log.driver_, log.stream_);
+    if (log.is_known_) log.operators_.listed.push_back(std::move(log.listed_));
+  }
+  if (--log.depth_ > 0) return;
+  log.outermost_.last = count_nodes(log.driver_, log.stream_);
+  log.operators_.all.push_back(std::move(log.outermost_));
+}
+
+void declare_accesses(Recording& recording, RecordedOperators operators,
                       const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
-  for (uint32_t i = 0; i < operators.size(); ++i) declare_operator(recording, operators[i], i);
+  if (!operators.failure.empty()) {
+    throw NotRelocatable("what an operator writes is not known: " + operators.failure);
+  }
+  recording.operators = std::move(operators.all);
+  for (uint32_t i = 0; i < operators.listed.size(); ++i) {
+    declare_operator(recording, std::move(operators.listed[i]), i);
+  }
   for (Node& node : recording.nodes) {
     if (node.kind != NodeKind::kKernel || node.parent >= 0 || node.declared) continue;
     const auto access = kernels.find(reinterpret_cast<uint64_t>(node.function));

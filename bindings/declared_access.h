@@ -26,12 +26,19 @@ namespace pygraph {
 // that may be written to, '-' for no address. Parameters beyond them are the launcher's own.
 using ParameterAccess = std::string;
 
-// An operator that was called while recording, with the nodes that were captured meanwhile.
+// A listed operator that was called while recording, with the nodes that were captured meanwhile.
 struct RecordedOperator {
   uint32_t first = 0;  // positions: [first, last)
   uint32_t last = 0;
   std::vector<Range> reads;  // storages of arguments
   std::vector<Range> writes;
+};
+
+// The operators of one recording.
+struct RecordedOperators {
+  std::vector<Operator> all;             // the outermost ones
+  std::vector<RecordedOperator> listed;  // alone, or inside of others
+  std::string failure;                   // why they are not complete; empty if they are
 };
 
 // Collects operators from construction to destruction, on the constructing thread. One at a time.
@@ -43,24 +50,29 @@ class OperatorLog {
   OperatorLog(const OperatorLog&) = delete;
   OperatorLog& operator=(const OperatorLog&) = delete;
 
-  std::vector<RecordedOperator> take() { return std::move(operators_); }
+  RecordedOperators take() { return std::move(operators_); }
 
  private:
+  void enter_any(const at::RecordFunction& function, int depth);
+  void enter_listed(const at::RecordFunction& function);
   static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
   static void leave(const at::RecordFunction& function, at::ObserverContext* context);
 
   const Driver& driver_;
   CUstream stream_;
   Range space_;
-  int depth_ = 0;          // of listed operators inside of each other: the outermost counts
-  bool is_known_ = false;  // what the current one writes
-  RecordedOperator current_;
-  std::vector<RecordedOperator> operators_;
+  int depth_ = 0;  // of operators inside of each other
+  Operator outermost_;
+  int listed_depth_ = 0;
+  bool is_known_ = false;  // what the outermost listed one writes
+  RecordedOperator listed_;
+  RecordedOperators operators_;
   at::CallbackHandle handle_;
 };
 
-// Marks what is known of the recording's nodes. `kernels`: by the address of their function.
-void declare_accesses(Recording& recording, const std::vector<RecordedOperator>& operators,
+// Marks what is known of the recording's nodes. `kernels`: by the address of their function. Throws
+// NotRelocatable where the operators are not complete.
+void declare_accesses(Recording& recording, RecordedOperators operators,
                       const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 
 }  // namespace pygraph

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "arguments.h"
+#include "recorded_streams.h"
 
 namespace pygraph {
 
@@ -28,8 +29,8 @@ bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t hol
   };
   // Tensor.record_stream works on blocks that come from PyTorch's allocator, and only those.
   static const c10::DeleterFnPtr deleter = c10::GetAllocator(c10::kCUDA)->raw_deleter();
-  return first.storage_offset() == 0 && storage.nbytes() >= tensors.bytes &&
-         storage.use_count() == tensors.positions.size() &&
+  return !is_used_by_other_streams(storage.unsafeGetStorageImpl()) && first.storage_offset() == 0 &&
+         storage.nbytes() >= tensors.bytes && storage.use_count() == tensors.positions.size() &&
          std::ranges::all_of(tensors.positions, lies_in_storage) && deleter != nullptr &&
          storage.data_ptr().get_deleter() == deleter;
 }

@@ -1,6 +1,6 @@
 // Arguments that a call gives away: tensors that nobody but the call's argument list refers to, on
-// a whole block of PyTorch's allocator. After the launch they would be freed; a graph may use their
-// memory before that (see src/plan_memory.cc).
+// a whole block of PyTorch's allocator that no other stream uses (recorded_streams.h). After the
+// launch they would be freed; a graph may use their memory before that (see src/plan_memory.cc).
 #pragma once
 
 #include <Python.h>

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "torch_cuda.h"
 
@@ -28,9 +29,10 @@ c10::Device device_of(const GraphedCallable& callable) {
 constexpr size_t kMostWithoutGraph = 256;  // more of them ask at every call
 
 // The decision for such arguments, moved to the front; null if there is none.
-Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device device) {
+Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device device,
+              const Switches& now) {
   for (size_t i = 0; i < decided.size(); ++i) {
-    if (!decided[i].matches(arguments, device)) continue;
+    if (!decided[i].matches(arguments, device, now)) continue;
     if (i > 0) {
       const auto found = decided.begin() + static_cast<ptrdiff_t>(i);
       std::rotate(decided.begin(), found, found + 1);
@@ -54,7 +56,7 @@ std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* ar
     }
   } catch (const NotGivenAway&) {
     return {nullptr, ReplayStatus::kNoMatch};
-  } catch (const WorkspaceBusy&) {
+  } catch (const StreamNotReady&) {
     // This call only.
   } catch (const c10::OutOfMemoryError&) {
     graph.note_no_room();  // uncaptured, the same request may find some, or raise
@@ -155,9 +157,10 @@ bool is_due(Decided& decided) {
 
 }  // namespace
 
-bool Decided::matches(PyObject* list, c10::Device device) const {
-  if (graph != nullptr) return graph->matches(list);
-  return pygraph::matches(arguments, list, device) && are_aligned_alike(arguments, list);
+bool Decided::matches(PyObject* list, c10::Device device, const Switches& now) const {
+  if (graph != nullptr) return graph->matches(list, now);
+  return switches == now && pygraph::matches(arguments, list, device) &&
+         are_aligned_alike(arguments, list);
 }
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
@@ -175,13 +178,15 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   // Dispatch modes must see the operators.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
   const c10::Device device = device_of(callable);
-  if (Decided* decided = find(*callable.graphs, arguments, device)) {
+  const Switches now = current_switches();
+  if (Decided* decided = find(*callable.graphs, arguments, device, now)) {
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
     if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
+    if (graph->is_audit_due()) return {nullptr, ReplayStatus::kNoMatch};
     return try_replay(*graph, arguments, holders);
   }
-  if (Decided* decided = find(*callable.without_graph, arguments, device)) {
+  if (Decided* decided = find(*callable.without_graph, arguments, device, now)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
   }
   return {nullptr, ReplayStatus::kNoMatch};
@@ -221,9 +226,14 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   return reinterpret_cast<PyObject*>(callable);
 }
 
+// Whoever drops a graph may give up Python's lock, so nothing is dropped while the list changes.
 void remove_graph(PyObject* callable, const CapturedGraph* graph) {
-  std::erase_if(*as_callable(callable)->graphs,
-                [&](const Decided& decided) { return decided.graph.get() == graph; });
+  auto& graphs = *as_callable(callable)->graphs;
+  const auto is_it = [&](const Decided& decided) { return decided.graph.get() == graph; };
+  const auto found = std::ranges::find_if(graphs, is_it);
+  if (found == graphs.end()) return;
+  const std::shared_ptr<CapturedGraph> dropped = std::move(found->graph);
+  graphs.erase(found);
 }
 
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
@@ -231,7 +241,7 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       size_t limit, uint64_t calls_per_look) {
   auto& graphs = *as_callable(callable)->graphs;
   remove_graph(callable, graph.get());
-  graphs.insert(graphs.begin(), {std::move(graph), {}, calls_per_look});
+  graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_look});
   std::vector<std::shared_ptr<CapturedGraph>> dropped;
   while (graphs.size() > limit) {
     dropped.push_back(std::move(graphs.back().graph));
@@ -242,13 +252,14 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
 
 void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look) {
   const c10::Device device = device_of(*as_callable(callable));
+  const Switches now = current_switches();
   auto& decided = *as_callable(callable)->without_graph;
-  std::erase_if(decided, [&](const Decided& old) { return old.matches(arguments, device); });
+  std::erase_if(decided, [&](const Decided& old) { return old.matches(arguments, device, now); });
   std::vector<Argument> described = describe_arguments(arguments, device);
   for (const Argument& argument : described) {
     if (argument.kind == ArgumentKind::kUnsupported) return;  // never matches
   }
-  decided.insert(decided.begin(), {nullptr, std::move(described), calls_per_look});
+  decided.insert(decided.begin(), {nullptr, std::move(described), now, calls_per_look});
   if (decided.size() > kMostWithoutGraph) decided.pop_back();
 }
 
@@ -271,7 +282,7 @@ void clear_waiting(PyObject* callable) {
 }
 
 void clear_decided(PyObject* callable) {
-  as_callable(callable)->graphs->clear();
+  const std::vector<Decided> dropped = std::exchange(*as_callable(callable)->graphs, {});
   clear_without_graph(callable);
   clear_waiting(callable);
 }

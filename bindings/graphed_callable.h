@@ -22,11 +22,12 @@ namespace pygraph {
 struct Decided {
   std::shared_ptr<CapturedGraph> graph;  // null: such calls run uncaptured
   std::vector<Argument> arguments;       // that run uncaptured; a graph has its own
+  Switches switches;                     // alike
   // The decision is looked at again after so many calls (0: never), of which `calls` were made.
   uint64_t calls_per_look = 0;
   uint64_t calls = 0;
 
-  bool matches(PyObject* list, c10::Device device) const;
+  bool matches(PyObject* list, c10::Device device, const Switches& now) const;
 };
 
 struct GraphedCallable {
@@ -34,7 +35,7 @@ struct GraphedCallable {
   // Runs the function uncaptured: takes the argument list, returns the outputs.
   PyObject* uncaptured;
   // Called with the argument list when nothing is decided for such arguments, or the decision is
-  // due for a look; returns the outputs.
+  // due for a look, or the graph for an audit; returns the outputs.
   PyObject* miss;
   int device;
   // Each most recently used first.
@@ -50,7 +51,7 @@ PyTypeObject* graphed_callable_type();
 
 enum class ReplayStatus : uint8_t {
   kReplayed,
-  kNoMatch,     // or due for a look
+  kNoMatch,     // or due for a look or an audit
   kUncaptured,  // decided so, or this call must not replay
   kError        // a Python error is set
 };

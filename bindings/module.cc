@@ -1,4 +1,5 @@
 // pygraph._engine: the engine for Python. No logic here, only names.
+#include <c10/core/CachingDeviceAllocator.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -26,8 +27,8 @@ namespace {
 using OutputOfRoute = std::optional<std::tuple<
     bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
 
-// As Sent in Python: (arguments, device, whether it is a constant).
-using SentOfRoute = std::tuple<std::vector<int>, py::object, std::optional<bool>>;
+// As Sent in Python: (arguments, device, whether they are numbers, sent as one vector).
+using SentOfRoute = std::tuple<std::vector<int>, py::object, bool>;
 
 RouteOutput route_output(const OutputOfRoute& output) {
   if (!output) return {};
@@ -57,14 +58,54 @@ int driver_version() {
   return version;
 }
 
+// A stream of the current device that ends with the process.
+uint64_t new_stream() {
+  constexpr unsigned kNonBlocking = 1;
+  CUstream stream = nullptr;
+  PYGRAPH_CHECK(cuda_driver(), stream_create(&stream, kNonBlocking));
+  return reinterpret_cast<uint64_t>(stream);
+}
+
+std::vector<Range> ranges_of(const std::vector<std::pair<uint64_t, uint64_t>>& pieces) {
+  std::vector<Range> ranges;
+  ranges.reserve(pieces.size());
+  for (const auto& [address, size] : pieces) ranges.push_back({address, size});
+  return ranges;
+}
+
+// Gives back what a pool of PyTorch's allocator holds. False if PyTorch refuses. Keeps Python's
+// lock: the caller acts on the answer before another thread can begin a capture.
+bool can_free_pool(uint64_t first, uint64_t second) {
+  try {
+    c10::getDeviceAllocator(c10::kCUDA)->emptyCache({first, second});
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+// Tensors of a list.
+std::vector<at::Tensor> tensors_of(const py::list& list) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle& object : list) tensors.push_back(THPVariable_Unpack(object.ptr()));
+  return tensors;
+}
+
 void bind_captured_graph(py::module_& m) {
   py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
       .def(
           "replay",
-          [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison) {
-            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison));
+          [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison,
+             const py::object& generator) {
+            std::optional<at::Generator> instead;
+            if (!generator.is_none()) {
+              if (!is_generator(generator.ptr())) throw py::type_error("not a torch.Generator");
+              instead = unpack_generator(generator.ptr());
+            }
+            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, instead));
           },
-          py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1)
+          py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1,
+          py::arg("generator") = py::none())
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("settle_workspace", &CapturedGraph::settle_workspace)
       .def("patch_on_device",
@@ -88,7 +129,21 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "donated_replays",
           [](const CapturedGraph& graph) { return graph.donated_replays.load(); })
+      .def_property_readonly(
+          "calls_elsewhere",
+          [](const CapturedGraph& graph) { return graph.calls_elsewhere.load(); })
       .def_property_readonly("donated", &CapturedGraph::donated)
+      .def_property_readonly("random_arguments", &CapturedGraph::random_arguments)
+      .def_property_readonly("is_audit_due", &CapturedGraph::is_audit_due)
+      .def_property(
+          "audit_at",
+          [](const CapturedGraph& graph) -> std::optional<uint64_t> {
+            const uint64_t replays = graph.audit_at;
+            return replays == CapturedGraph::kNoAudit ? std::nullopt : std::optional(replays);
+          },
+          [](CapturedGraph& graph, std::optional<uint64_t> replays) {
+            graph.audit_at = replays.value_or(CapturedGraph::kNoAudit);
+          })
       .def_property_readonly("nodes_touched",
                              [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
       .def_readwrite("name", &CapturedGraph::name)
@@ -118,9 +173,19 @@ void bind_captured_graph(py::module_& m) {
                              })
       .def_property_readonly("lanes",
                              [](const CapturedGraph& graph) { return graph.linked().lanes; })
-      .def("matches", [](const CapturedGraph& graph,
-                         const py::list& arguments) { return graph.matches(arguments.ptr()); })
+      .def("matches",
+           [](const CapturedGraph& graph, const py::list& arguments) {
+             return graph.matches(arguments.ptr(), current_switches());
+           })
       .def_property_readonly("fixed_bytes", &CapturedGraph::fixed_bytes)
+      .def_property_readonly("foreign_memory",
+                             [](const CapturedGraph& graph) {
+                               std::vector<std::pair<uint64_t, std::string>> memory;
+                               for (const auto& [address, number, user] : graph.linked().foreign) {
+                                 memory.emplace_back(address, user);
+                               }
+                               return memory;
+                             })
       .def_property_readonly("copied_bytes", &CapturedGraph::copied_bytes)
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
@@ -143,6 +208,10 @@ void bind_recording_pair(py::module_& m) {
            [](const RecordingPair& pair, const py::object& tensor) {
              return pair.is_fixed(THPVariable_Unpack(tensor.ptr()));
            })
+      .def("is_recorded",
+           [](const RecordingPair& pair, const py::object& tensor) {
+             return pair.is_recorded(THPVariable_Unpack(tensor.ptr()));
+           })
       .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
       .def("begin", [](RecordingPair& pair, int index,
                        uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
@@ -157,16 +226,22 @@ void bind_recording_pair(py::module_& m) {
              pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(), std::move(random),
                          kernels);
            })
+      .def("may_write", &RecordingPair::may_write)
+      .def("returned", &RecordingPair::returned)
+      .def("surround",
+           [](RecordingPair& pair, const py::list& held, py::function cached) {
+             pair.surround(tensors_of(held), [cached = std::move(cached)] {
+               return ranges_of(cached().cast<std::vector<std::pair<uint64_t, uint64_t>>>());
+             });
+           })
+      .def("keep",
+           [](RecordingPair& pair, int index,
+              const std::vector<std::pair<uint64_t, uint64_t>>& pieces) {
+             return pair.keep(index, ranges_of(pieces));
+           })
       .def("link", &RecordingPair::link)
-      .def("poison", &RecordingPair::poison)
-      .def("untouched", &RecordingPair::untouched);
-}
-
-// Tensors of a list.
-std::vector<at::Tensor> tensors_of(const py::list& list) {
-  std::vector<at::Tensor> tensors;
-  for (const py::handle& object : list) tensors.push_back(THPVariable_Unpack(object.ptr()));
-  return tensors;
+      .def("poison", &RecordingPair::poison, py::call_guard<py::gil_scoped_release>())
+      .def("untouched", &RecordingPair::untouched, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_last_look(py::module_& m) {
@@ -203,8 +278,8 @@ void bind_graphed_callable(py::module_& m) {
            const std::vector<SentOfRoute>& sent) {
           Route route{input_count, std::move(inputs), {}, {}};
           for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
-          for (const auto& [arguments, device, constant] : sent) {
-            route.sent.push_back({arguments, device_of(device), constant});
+          for (const auto& [arguments, device, is_vector] : sent) {
+            route.sent.push_back({arguments, device_of(device), is_vector});
           }
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));
@@ -258,14 +333,16 @@ PYBIND11_MODULE(_engine, m) {
       py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<NeedsFixedAddresses>(m, "NeedsFixedAddresses", not_relocatable.ptr());
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
-  py::register_exception<WorkspaceBusy>(m, "WorkspaceBusy", PyExc_RuntimeError);
+  py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  m.def("new_stream", &new_stream, py::call_guard<py::gil_scoped_release>());
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("has_transform_wrapper",
         [](const py::tuple& arguments) { return has_transform_wrapper(arguments.ptr()); });
-  m.def("free_blas_workspaces", &free_blas_workspaces);
+  m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
+  m.def("can_free_pool", &can_free_pool);
   m.add_object("as_tensor", steal(make_as_tensor()));
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));

@@ -1,79 +1,14 @@
 #include "ops.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "torch_cuda.h"
 
 namespace pygraph {
 namespace {
-
-// Smaller constants are copied along with everything else: that costs less than looking them up.
-constexpr uint64_t kSmallestKept = uint64_t{64} << 10;
-
-// GPU copies of large constants, as long as the constants live. Thread-safe.
-class ConstantCache {
- public:
-  // Nothing if the tensor is not one whose changes PyTorch counts.
-  std::optional<at::Tensor> find_or_copy(const at::Tensor& host, c10::Device device) {
-    if (host.nbytes() < kSmallestKept || host.is_inference() || !is_own_memory(host)) return {};
-    const auto version = host._version();
-    const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [](const auto& item) { return item.second.host.expired(); });
-    Entry& entry = entries_[{host.unsafeGetTensorImpl(), device}];
-    if (!entry.copy.defined() || entry.version != version || entry.data != host.const_data_ptr()) {
-      entry.host = host.getIntrusivePtr();
-      entry.version = version;
-      entry.data = host.const_data_ptr();
-      entry.copy = host.to(device, host.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
-                           at::MemoryFormat::Contiguous);
-    }
-    // It may be replaced while another stream than the one it was made on still reads it.
-    if (device.is_cuda()) {
-      const c10::impl::VirtualGuardImpl guard(device.type());
-      entry.copy.record_stream(guard.getStream(device));
-    }
-    return entry.copy;
-  }
-
- private:
-  struct Entry {
-    c10::weak_intrusive_ptr<at::TensorImpl> host{c10::intrusive_ptr<at::TensorImpl>()};
-    int64_t version = 0;
-    const void* data = nullptr;
-    at::Tensor copy;
-  };
-  struct Key {
-    const at::TensorImpl* tensor;
-    c10::Device device;
-    bool operator<(const Key& other) const {
-      return std::pair(tensor, device.index()) < std::pair(other.tensor, other.device.index());
-    }
-  };
-
-  // A tensor on another library's memory (NumPy's) changes without a count.
-  static bool is_own_memory(const at::Tensor& host) {
-    return host.storage().data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
-  }
-
-  std::mutex mutex_;
-  std::map<Key, Entry> entries_;
-};
-
-ConstantCache& constant_cache() {
-  static auto* cache = new ConstantCache;  // never destroyed: the driver may be gone by then
-  return *cache;
-}
-
-at::Tensor staging_like(at::IntArrayRef sizes, const at::Tensor& like, c10::Device device) {
-  return at::empty(sizes, like.options().pinned_memory(device.is_cuda()));
-}
 
 // PyTorch's allocator of pinned memory hands the staging block out again only after the copy.
 at::Tensor send(const at::Tensor& staging, c10::Device device) {
@@ -93,13 +28,10 @@ at::Tensor keep_on_cpu(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) {
+at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   check_not_capturing(device);
-  if (constant) {
-    // A copy on the GPU, as compiled code may reuse the memory of what it gets.
-    if (auto kept = constant_cache().find_or_copy(host, device)) return kept->clone();
-  }
-  const at::Tensor staging = staging_like(host.sizes(), host, device);
+  const auto options = host.options().pinned_memory(device.is_cuda());
+  const at::Tensor staging = at::empty_like(host, options, at::MemoryFormat::Preserve);
   staging.copy_(host);
   return send(staging, device);
 }
@@ -107,7 +39,8 @@ at::Tensor to_device(const at::Tensor& host, c10::Device device, bool constant) 
 at::Tensor scalars_to_device(at::TensorList scalars, c10::Device device) {
   check_not_capturing(device);
   const auto count = static_cast<int64_t>(scalars.size());
-  const at::Tensor staging = staging_like({count}, scalars[0], device);
+  const at::Tensor staging =
+      at::empty({count}, scalars[0].options().pinned_memory(device.is_cuda()));
   const size_t size = staging.itemsize();
   for (int64_t i = 0; i < count; ++i) {
     TORCH_CHECK(scalars[i].dim() == 0 && scalars[i].dtype() == staging.dtype(),
@@ -122,7 +55,7 @@ at::Tensor scalars_to_device(at::TensorList scalars, c10::Device device) {
 }  // namespace pygraph
 
 TORCH_LIBRARY(pygraph, m) {
-  m.def("to_device(Tensor host, Device device, bool constant) -> Tensor");
+  m.def("to_device(Tensor host, Device device) -> Tensor");
   m.def("scalars_to_device(Tensor[] scalars, Device device) -> Tensor");
   m.def("keep_on_cpu(Tensor x) -> Tensor");
 }

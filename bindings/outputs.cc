@@ -164,7 +164,7 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
   constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t shared = kNone;  // the block that is being filled
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
-    Buffer& buffer = plan.buffers[i];
+    OutputBuffer& buffer = plan.buffers[i];
     const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes < kLargestBlock;
     const bool fits =
         shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestBlock;
@@ -182,9 +182,9 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
   plan.block_donors.assign(plan.block_bytes.size(), Donor::kNone);
 }
 
-std::vector<const Buffer*> output_slots(const OutputPlan& plan) {
-  std::vector<const Buffer*> slots;
-  for (const Buffer& buffer : plan.buffers) {
+std::vector<const OutputBuffer*> output_slots(const OutputPlan& plan) {
+  std::vector<const OutputBuffer*> slots;
+  for (const OutputBuffer& buffer : plan.buffers) {
     if (buffer.bytes > 0) slots.push_back(&buffer);
   }
   return slots;
@@ -207,10 +207,10 @@ void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
   const std::vector<uint64_t> old_bytes = std::exchange(plan.block_bytes, {});
   plan.block_donors.clear();
   std::vector<uint32_t> buffers_in(old_bytes.size(), 0);
-  for (const Buffer& buffer : plan.buffers) ++buffers_in[buffer.block];
+  for (const OutputBuffer& buffer : plan.buffers) ++buffers_in[buffer.block];
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> blocks;  // by donor, or else by old number
   uint32_t slot = 0;
-  for (Buffer& buffer : plan.buffers) {
+  for (OutputBuffer& buffer : plan.buffers) {
     Donor donor = buffer.bytes > 0 ? donors[slot++] : Donor{};
     if (buffers_in[buffer.block] > 1) donor = {};  // small ones; their memory is one already
     const std::pair key(donor.input, donor ? 0 : buffer.block);
@@ -250,7 +250,7 @@ PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>&
     PyObject* object = nullptr;
     switch (output.kind) {
       case OutputKind::kFresh: {
-        const Buffer& buffer = plan.buffers[output.source];
+        const OutputBuffer& buffer = plan.buffers[output.source];
         object = THPVariable_Wrap(
             make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
                         static_cast<int64_t>(buffer.offset) + output.byte_offset, output.lazy));

@@ -39,7 +39,7 @@ struct Output {
 
 // A storage that the recorded function made for its outputs. A replay makes it anew, at `offset` in
 // the block `block`.
-struct Buffer {
+struct OutputBuffer {
   uint64_t bytes = 0;
   uint64_t address = 0;  // where the recording had it
   uint32_t block = 0;
@@ -49,7 +49,7 @@ struct Buffer {
 // All outputs of one recording.
 struct OutputPlan {
   std::vector<Output> outputs;
-  std::vector<Buffer> buffers;
+  std::vector<OutputBuffer> buffers;
   std::vector<uint64_t> block_bytes;  // one storage each, which a replay allocates; by block
   // By block: the slot of the donated input whose memory it takes over, or Donor::kNone.
   std::vector<uint32_t> block_donors;
@@ -82,7 +82,7 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions);
 
 // The buffers that fresh memory is needed for at each call, by slot as the engine counts outputs.
-std::vector<const Buffer*> output_slots(const OutputPlan& plan);
+std::vector<const OutputBuffer*> output_slots(const OutputPlan& plan);
 
 // The slots of buffers that only outputs at `positions` use.
 std::vector<uint32_t> sharing_slots(const OutputPlan& plan, const std::vector<uint32_t>& positions);

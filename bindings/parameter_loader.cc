@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "dynamo_state.h"
@@ -53,6 +54,16 @@ struct Item {
   PyObject* key;
 };
 
+struct Owner {  // of containers
+  PyObject* object;
+  PyTypeObject* type;
+  PyObject* dict;
+};
+struct TypeVersion {  // of a class and its bases; never used again for another
+  PyTypeObject* type;
+  unsigned version;
+};
+
 class ParameterLoader {
  public:
   explicit ParameterLoader(const ParameterPaths& paths) : results_(paths.results) {
@@ -78,11 +89,35 @@ class ParameterLoader {
   }
 
  private:
+  // All watched dictionaries are alive and as they were, so whatever they hold is alive: the
+  // modules on the way, each of which may have been given another class or dictionary.
   [[nodiscard]] bool is_unchanged(PyObject* model) const {
     if (model != model_ || changes_ != g_changes) return false;
-    const py::object dict = steal_object(PyObject_GenericGetDict(model, nullptr));
-    PyErr_Clear();  // it has none
-    return dict.ptr() == model_dict_;
+    for (const Owner& owner : owners_) {
+      if (Py_TYPE(owner.object) != owner.type || dict_of(owner.object) != owner.dict) return false;
+    }
+    return std::all_of(types_.begin(), types_.end(), [](const TypeVersion& known) {
+      return known.type->tp_version_tag == known.version;
+    });
+  }
+
+  static PyObject* dict_of(PyObject* object) {
+    const py::object dict = steal_object(PyObject_GenericGetDict(object, nullptr));
+    if (!dict) PyErr_Clear();  // it has none
+    return dict.ptr();         // the object's
+  }
+
+  // False where the class's version is not known, so that a change of it would be missed.
+  bool note_owner(PyObject* object, PyObject* dict) {
+    PyTypeObject* type = Py_TYPE(object);
+    if (type->tp_version_tag == 0) return false;
+    if (!owners_.empty() && owners_.back().object == object) return true;
+    owners_.push_back({object, type, dict});
+    const auto is_same = [&](const TypeVersion& known) { return known.type == type; };
+    if (std::none_of(types_.begin(), types_.end(), is_same)) {
+      types_.push_back({type, type->tp_version_tag});
+    }
+    return true;
   }
 
   void fill(const py::object& tuple) const {
@@ -121,6 +156,8 @@ class ParameterLoader {
   // By dictionaries alone. False, perhaps with an error set, where an object has to be asked.
   bool walk(PyObject* model, const py::object& tuple) {
     model_ = nullptr;
+    owners_.clear();
+    types_.clear();
     const uint64_t changes = g_changes;
     bool is_watched = true;
     const auto find_container = [&](PyObject* owner, PyObject* attribute) -> py::object {
@@ -129,7 +166,7 @@ class ParameterLoader {
       PyObject* container = dict ? get(dict, attribute) : nullptr;
       if (container == nullptr || !PyDict_CheckExact(container)) return {};
       py::object result = borrow(container);
-      is_watched = is_watched && watch(dict) && watch(result);
+      is_watched = is_watched && watch(dict) && watch(result) && note_owner(owner, dict.ptr());
       return result;
     };
     const auto find_item = [](PyObject* dict, PyObject* key) {
@@ -140,7 +177,6 @@ class ParameterLoader {
     found_.assign(PySequence_Fast_ITEMS(tuple.ptr()),
                   PySequence_Fast_ITEMS(tuple.ptr()) + results_.size());
     model_ = model;
-    model_dict_ = steal_object(PyObject_GenericGetDict(model, nullptr)).ptr();
     changes_ = changes;
     return true;
   }
@@ -162,8 +198,9 @@ class ParameterLoader {
   std::vector<uint32_t> results_;
   // Of the last walk, while `changes_` are all: borrowed, the dictionaries hold them.
   std::vector<PyObject*> found_;
+  std::vector<Owner> owners_;  // the model and modules on the ways
+  std::vector<TypeVersion> types_;
   PyObject* model_ = nullptr;
-  PyObject* model_dict_ = nullptr;
   uint64_t changes_ = 0;
 };
 

@@ -3,11 +3,12 @@
 // Before each call of a compiled program, Dynamo's code looks every one of them up, through the
 // dictionaries of the modules on the way, by some eight bytecodes each. Here all ways are walked
 // together; and from Python 3.12 on only where one of these dictionaries has changed (which
-// PyDict_Watch tells), or for another model. Otherwise the tensors are those of the last call.
+// PyDict_Watch tells), where a module on the way has another dictionary or class, where one of the
+// classes has changed (which its version tells), or for another model. Otherwise the tensors are
+// those of the last call.
 //
 // Nothing is held from call to call: a dictionary that lets a tensor or module go has changed.
 // A module on the way that reads its attributes in ways of its own is asked for them, each time.
-// What is not noticed: that a submodule's `__dict__` is replaced while somebody keeps the old one.
 #pragma once
 
 #include <Python.h>

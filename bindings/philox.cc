@@ -52,10 +52,12 @@ PhiloxPosition reserve_random(const at::Generator& generator, uint64_t increment
   return position;
 }
 
-void unreserve_random(const at::Generator& generator, PhiloxPosition position) {
+void unreserve_random(const at::Generator& generator, PhiloxPosition position, uint64_t increment) {
   at::Generator mutable_generator = generator;
   const std::lock_guard lock(mutable_generator.mutex());
-  mutable_generator.set_offset(position.offset);
+  const bool is_as_left = mutable_generator.current_seed() == position.seed &&
+                          mutable_generator.get_offset() == position.offset + increment;
+  if (is_as_left) mutable_generator.set_offset(position.offset);
 }
 
 }  // namespace pygraph

@@ -32,7 +32,8 @@ struct PhiloxPosition {
 // Advances the generator by `increment` and returns where it stood. Thread-safe.
 PhiloxPosition reserve_random(const at::Generator& generator, uint64_t increment);
 
-// Takes the last reservation back: the launch it was for did not happen.
-void unreserve_random(const at::Generator& generator, PhiloxPosition position);
+// Takes a reservation back, unless others have drawn since: the launch it was for did not happen.
+// Thread-safe.
+void unreserve_random(const at::Generator& generator, PhiloxPosition position, uint64_t increment);
 
 }  // namespace pygraph

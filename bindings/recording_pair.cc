@@ -1,37 +1,69 @@
 #include "recording_pair.h"
 
+#include <pthread.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <set>
 
 #include "philox.h"
+#include "pygraph/written_inputs.h"
+#include "without_python_lock.h"
 
 namespace pygraph {
 namespace {
 
 // Different gaps make distances between buffers differ between the recordings, not only addresses.
-constexpr std::array<uint64_t, 2> kGaps = {512, 1536};
+constexpr std::array<uint64_t, 2> kGaps = {512, AddressSpace::kIrregularGaps};
 
 // Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
 // and given back at once, so that others can use it between launches. Smaller ones stay in the
 // workspace: memory that moves between calls costs host time for every node that uses it.
 constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
 
+// Of all recordings of the process.
+std::vector<Range>& kept_stand_ins() {
+  static auto* kept = new std::vector<Range>;
+  return *kept;
+}
+
 constexpr size_t kScrubbedStack = size_t{512} << 10;
+// Left alone at the end of a thread's stack: for the loop itself, and pages that must not be
+// touched.
+constexpr size_t kStackReserve = size_t{64} << 10;
+
+// Bytes of this thread's stack below the caller's frame; 0 where the system does not say.
+size_t stack_left() {
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
+  void* lowest = nullptr;
+  size_t size = 0;
+  const int status = pthread_attr_getstack(&attributes, &lowest, &size);
+  pthread_attr_destroy(&attributes);
+  const auto here = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
+  const auto end = reinterpret_cast<uint64_t>(lowest);
+  return status == 0 && here > end ? here - end : 0;
+}
 
 // Zeroes the stack below the caller, where the recorded code will run. Kernels whose parameters are
 // large structs (lists of tensors) are launched with whatever the stack held in the unused part;
 // without this, that is addresses from before the recording, which nothing could explain.
 __attribute__((noinline)) void scrub_stack() {
-  volatile uint64_t garbage[kScrubbedStack / sizeof(uint64_t)];
-  for (volatile uint64_t& word : garbage) word = 0;
+  const size_t left = stack_left();
+  if (left <= kStackReserve) return;
+  const size_t bytes = std::min(kScrubbedStack, left - kStackReserve);
+  auto* garbage = static_cast<volatile uint64_t*>(__builtin_alloca(bytes));
+  for (size_t i = bytes / sizeof(uint64_t); i-- > 0;) garbage[i] = 0;  // downwards, as it grows
 }
 
 }  // namespace
 
 RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
                              uint64_t capacity, std::optional<CopiedForm> copied)
-    : driver_(driver), device_(device), arguments_(describe_arguments(arguments, device)) {
+    : driver_(driver),
+      device_(device),
+      arguments_(describe_arguments(arguments, device)),
+      original_(nullptr) {
   check_supported(arguments_);
   if (copied) {
     if (shares_memory(arguments_, arguments, copied->written)) {
@@ -46,10 +78,17 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
     fixed_memory_ = std::make_shared<FixedMemory>(driver);
     written_ = std::move(copied->written);
   }
-  for (int i = 0; i < 2; ++i) {
-    spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
+  struct Owned {  // until nothing can throw any more
+    PyObject* list;
+    ~Owned() { Py_XDECREF(list); }
+  } original{PyList_GetSlice(arguments, 0, PyList_GET_SIZE(arguments))};
+  {
+    const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
+    for (int i = 0; i < 2; ++i) {
+      spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
+    }
   }
-  original_ = PyList_GetSlice(arguments, 0, PyList_GET_SIZE(arguments));
+  original_ = std::exchange(original.list, nullptr);
 }
 
 RecordingPair::~RecordingPair() {
@@ -58,6 +97,9 @@ RecordingPair::~RecordingPair() {
   workspaces_.reset();
   for (PyObject* list : stand_ins_) Py_XDECREF(list);
   Py_XDECREF(original_);
+  const WithoutPythonLock unlocked;  // the driver may wait for the device
+  for (auto& space : spaces_) space.reset();
+  fixed_memory_.reset();
 }
 
 PyObject* RecordingPair::stand_ins(int index) {
@@ -106,9 +148,9 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.inputs = inputs_[index];
   recording.address_space = spaces_[index]->range();
   recording.scratch = scratch_;
-  declare_accesses(recording, operators_, kernels);
+  declare_accesses(recording, std::move(operators_), kernels);
   outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
-  for (const Buffer* buffer : output_slots(*outputs_[index])) {
+  for (const OutputBuffer* buffer : output_slots(*outputs_[index])) {
     recording.outputs.push_back(buffer->address);
   }
   random_ = std::move(random);
@@ -125,9 +167,93 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   }
 }
 
+bool RecordingPair::is_recorded(const at::Tensor& tensor) const {
+  const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
+  return spaces_[current_]->range().contains(address);
+}
+
+std::vector<uint32_t> RecordingPair::may_write() const {
+  std::vector<uint32_t> relocated;  // positions, by slot
+  for (uint32_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].is_relocated()) relocated.push_back(i);
+  }
+  std::set<uint32_t> positions;
+  for (const Recording& recording : recordings_) {
+    for (const uint32_t slot : written_inputs(recording)) positions.insert(relocated.at(slot));
+  }
+  return {positions.begin(), positions.end()};
+}
+
+std::vector<uint32_t> RecordingPair::returned() const {
+  std::set<uint32_t> positions;
+  for (const std::optional<OutputPlan>& plan : outputs_) {
+    if (!plan) continue;
+    for (const Output& output : plan->outputs) {
+      const bool is_argument =
+          output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
+      if (is_argument) positions.insert(output.source);
+    }
+  }
+  return {positions.begin(), positions.end()};
+}
+
 bool RecordingPair::is_fixed(const at::Tensor& tensor) const {
   const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
   return fixed_memory_ != nullptr && fixed_memory_->contains(address);
+}
+
+void RecordingPair::surround(std::vector<at::Tensor> held,
+                             std::function<std::vector<Range>()> cached) {
+  held_ = std::move(held);
+  cached_ = std::move(cached);
+}
+
+std::string RecordingPair::keep(int index, const std::vector<Range>& pieces) {
+  // Never destroyed: who holds the memory may do so until the process ends.
+  static auto* spaces = new std::vector<std::unique_ptr<AddressSpace>>;
+  static auto* fixed = new std::vector<std::shared_ptr<FixedMemory>>;
+  kept_stand_ins().insert(kept_stand_ins().end(), pieces.begin(), pieces.end());
+  if (fixed_memory_ != nullptr) fixed->push_back(std::move(fixed_memory_));
+  if (spaces_[index] != nullptr) {
+    spaces->push_back(std::move(spaces_[index]));
+    AddressSpace& space = *spaces->back();
+    const WithoutPythonLock unlocked;  // the driver may wait for the device
+    space.keep(pieces);
+  }
+  return pieces.empty() ? "" : allocator_of(index, pieces.front());
+}
+
+// An operator that is not PyTorch's own, if one of several may be it.
+std::string RecordingPair::allocator_of(int index, const Range& piece) const {
+  const Operator* found = nullptr;
+  for (const Allocation& allocation : logs_[index].allocations()) {
+    if (allocation.address != piece.address || allocation.last != Allocation::kNever) continue;
+    for (const Operator& op : recordings_[index].operators) {
+      const bool is_there = op.first <= allocation.first && allocation.first <= op.last;
+      if (is_there && (found == nullptr || op.is_foreign)) found = &op;
+    }
+  }
+  return found == nullptr ? "the function" : "operator " + found->name;
+}
+
+Surroundings RecordingPair::surroundings() const {
+  Surroundings around{.kept_stand_ins = kept_stand_ins(), .cached = cached_};
+  const auto is_pinned = [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.is_pinned();
+  };
+  for (const at::Tensor& tensor : held_) {
+    if (!tensor.is_cuda() && !is_pinned(tensor)) continue;
+    const c10::Storage& storage = tensor.storage();
+    around.held.push_back({reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()});
+  }
+  if (fixed_memory_ == nullptr) return around;
+  around.is_fixed = true;
+  around.held.insert(around.held.end(), fixed_memory_->pieces().begin(),
+                     fixed_memory_->pieces().end());
+  for (const Argument& argument : arguments_) {
+    if (argument.fixed_address) around.held.push_back({argument.fixed_address, argument.extent});
+  }
+  return around;
 }
 
 void RecordingPair::poison() {
@@ -172,7 +298,8 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   const MemoryOptions memory{.donated = donated_inputs(given_away),
                              .sharing = sharing_slots(outputs, sharing),
                              .smallest_block = kLargeBlock};
-  LinkedGraph linked = pygraph::link(driver_, recordings_[0], recordings_[1], memory, lanes);
+  LinkedGraph linked =
+      pygraph::link(driver_, recordings_[0], recordings_[1], memory, lanes, surroundings());
   take_over_donors(outputs, linked.donors);
   CUgraph clone = nullptr;
   PYGRAPH_CHECK(driver_, graph_clone(&clone, graph_.get()));
@@ -181,7 +308,7 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
                                          std::move(graph), std::move(linked), fixed_memory_,
-                                         written_);
+                                         written_, held_);
 }
 
 }  // namespace pygraph

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -46,12 +47,27 @@ class RecordingPair {
   void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random,
               const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 
+  // After either, positions of arguments: those that the function may write to, and those that it
+  // returns or returns views of. Whether or not link() throws.
+  std::vector<uint32_t> may_write() const;
+  std::vector<uint32_t> returned() const;
+
+  // Before link(): memory that the function reaches by itself and that graphs are to hold, and how
+  // to ask what PyTorch's allocator owns.
+  void surround(std::vector<at::Tensor> held, std::function<std::vector<Range>()> cached);
+
+  // Somebody still holds these pieces of memory, which were allocated in recording `index`: they
+  // stay valid until the process ends. Says who allocated them. The pair is good for nothing more.
+  std::string keep(int index, const std::vector<Range>& pieces);
+
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
   // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
   // give away. `lanes`: how many of its nodes may run at a time.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
                                       const std::vector<GivenAway>& given_away, uint32_t lanes);
 
+  // Whether the tensor lies at a stand-in address of the current recording.
+  bool is_recorded(const at::Tensor& tensor) const;
   // Whether the tensor lies in fixed memory.
   bool is_fixed(const at::Tensor& tensor) const;
 
@@ -76,10 +92,14 @@ class RecordingPair {
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_;
   std::optional<OperatorLog> operator_log_;
-  std::vector<RecordedOperator> operators_;  // of the last recording
-  std::vector<uint64_t> scratch_;            // alike
+  RecordedOperators operators_;    // of the last recording
+  std::vector<uint64_t> scratch_;  // alike
   std::array<AllocationLog, 2> logs_;
   int current_ = 0;
+  std::vector<at::Tensor> held_;
+  std::function<std::vector<Range>()> cached_;
+  Surroundings surroundings() const;
+  std::string allocator_of(int index, const Range& piece) const;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
   Graph graph_;  // a clone of the second recording's graph
 

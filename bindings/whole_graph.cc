@@ -37,10 +37,10 @@ const at::Tensor& cpu_tensor(PyObject* object) {
 }
 
 at::Tensor send(const Sent& sent, PyObject* const* arguments) {
-  if (sent.constant) {
+  if (!sent.is_vector) {
     const at::Tensor host = cpu_tensor(arguments[sent.arguments.at(0)]);
     const py::gil_scoped_release unlocked;  // it may be large
-    return to_device(host, sent.device, *sent.constant);
+    return to_device(host, sent.device);
   }
   std::vector<at::Tensor> numbers;
   numbers.reserve(sent.arguments.size());

@@ -35,7 +35,7 @@ struct RouteOutput {
 struct Sent {
   std::vector<int> arguments;  // of the graph
   c10::Device device;
-  std::optional<bool> constant;  // to_device's; without, they are numbers, sent as one vector
+  bool is_vector = false;  // numbers, sent as one vector; else one tensor
 };
 
 // How a graph's arguments and outputs map to those of its one partition.

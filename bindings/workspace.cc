@@ -2,11 +2,11 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <map>
+#include <utility>
+#include <vector>
 
 namespace pygraph {
 namespace {
@@ -17,6 +17,8 @@ namespace {
 constexpr uint64_t kMinLargeAlloc = 10 << 20;
 constexpr uint64_t kLargeBuffer = 20 << 20;
 constexpr uint64_t kSmallSize = 1 << 20;
+
+constexpr size_t kMostPieces = 16;  // that are looked at for one in a segment of its own
 
 // The segment that a piece of the allocator's memory is in; 0 where the driver does not say.
 uint64_t segment_bytes(const void* memory) {
@@ -37,42 +39,37 @@ void give_free_memory_back() {
 
 }  // namespace
 
-Workspace& Workspace::of_device(int device) {
+std::shared_ptr<Workspace> Workspace::of_stream(int device, uint64_t stream_id) {
   static std::mutex mutex;
-  static auto* workspaces = new std::map<int, std::unique_ptr<Workspace>>;
+  static auto* workspaces = new std::map<std::pair<int, uint64_t>, std::weak_ptr<Workspace>>;
   const std::lock_guard lock(mutex);
-  auto& workspace = (*workspaces)[device];
-  if (!workspace) workspace = std::make_unique<Workspace>(device);
-  return *workspace;
+  std::erase_if(*workspaces, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Workspace>& known = (*workspaces)[{device, stream_id}];
+  std::shared_ptr<Workspace> workspace = known.lock();
+  if (workspace == nullptr) known = workspace = std::make_shared<Workspace>(device);
+  return workspace;
 }
 
 Workspace::Workspace(int device) : device_(device) {}
 
-void Workspace::resize(uint64_t bytes) {
-  if (bytes == capacity_) return;
+void Workspace::grow(uint64_t bytes) {
   const uint64_t before = capacity_;
-  free_memory();
-  if (bytes == 0) return;
-  // What it grows out of would be a hole that it never fits in again.
-  if (before > 0 && before < bytes) give_free_memory_back();
+  free_memory();  // first, so that the old and the new memory never exist together
   try {
     allocate(bytes);
   } catch (...) {
-    if (before > 0 && before < bytes) allocate(before);
+    try {
+      if (before > 0) allocate(before);
+    } catch (const c10::OutOfMemoryError&) {
+      // Whoever needs it asks again.
+    }
     throw;
   }
 }
 
-// First, so that the old and the new memory never exist together.
-void Workspace::free_memory() {
-  // A graph may be dropped while another device is current.
-  const c10::OptionalDeviceGuard guard(
-      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_)));
-  PYGRAPH_CHECK(cuda_driver(), context_synchronize());
+void Workspace::free_memory() noexcept {
   memory_.clear();
   capacity_ = 0;
-  launched_ = false;
-  if (settled_) give_free_memory_back();  // nobody else is served from what is apart
   settled_ = false;
 }
 
@@ -90,27 +87,31 @@ void Workspace::settle() {
   free_memory();
   give_free_memory_back();
   allocate(bytes);
-  if (segment_bytes(memory_.get()) > bytes + kLargeBuffer) allocate_apart(bytes);
-  // The last user's work on this piece may be under way, on a stream that launches do not wait for.
-  PYGRAPH_CHECK(cuda_driver(), context_synchronize());
+  if (segment_bytes(memory_.get()) > bytes + kLargeBuffer) allocate_in_own_segment(bytes);
   settled_ = true;
 }
 
-// In a segment of its own, because a stream is not served from what another one has freed. Where
-// there is no room for that, the memory stays where it is.
-void Workspace::allocate_apart(uint64_t bytes) {
-  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_));
-  if (!apart_) apart_ = c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device);
-  const c10::StreamGuard guard(*apart_);
+// Takes free pieces of others' segments until none is left that would do: the next one is new.
+// Where there is no room for that, the memory stays where it is.
+void Workspace::allocate_in_own_segment(uint64_t bytes) {
+  c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
+  const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
+  std::vector<c10::DataPtr> pieces;
   try {
-    memory_ = c10::getDeviceAllocator(c10::kCUDA)->allocate(std::max(bytes, kMinLargeAlloc));
+    while (pieces.size() < kMostPieces) {
+      c10::DataPtr piece = allocator->allocate(wanted);
+      if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
+        memory_ = std::move(piece);
+        return;
+      }
+      pieces.push_back(std::move(piece));
+    }
   } catch (const c10::OutOfMemoryError&) {
   }
 }
 
 void Workspace::reserve(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (bytes > capacity_) resize(bytes);
   reservations_.insert(bytes);
 }
 
@@ -120,30 +121,8 @@ void Workspace::release(uint64_t bytes) noexcept {
   if (it == reservations_.end()) return;
   reservations_.erase(it);
   const uint64_t needed = reservations_.empty() ? 0 : *reservations_.rbegin();
-  try {
-    if (needed < capacity_) resize(needed);
-  } catch (const std::exception&) {
-    // A smaller block could not be had or the driver is going away. Graphs that find too little
-    // room ask for it again.
-    launched_ = false;
-  }
-}
-
-uint64_t Workspace::enter(const Driver& driver, CUstream stream) {
-  if (launched_ && stream != last_stream_) {
-    int status = abi::kCaptureStatusNone;
-    PYGRAPH_CHECK(driver, stream_is_capturing(last_stream_, &status));
-    if (status != abi::kCaptureStatusNone) {
-      // Recording an event there would pull this stream into somebody's capture.
-      throw WorkspaceBusy("the stream of the last launch is being captured");
-    }
-    if (!event_) event_ = create_event(driver);
-    PYGRAPH_CHECK(driver, event_record(event_.get(), last_stream_));
-    PYGRAPH_CHECK(driver, stream_wait_event(stream, event_.get(), 0));
-  }
-  last_stream_ = stream;
-  launched_ = true;
-  return reinterpret_cast<uint64_t>(memory_.get());
+  // The stream may not be the current one, or be gone: the next launch takes what it needs.
+  if (needed < capacity_) free_memory();
 }
 
 }  // namespace pygraph

@@ -13,6 +13,7 @@ constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and in bfloat16
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
+constexpr uint64_t kMostGaps = 128;                  // of 512 bytes
 constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
 // From so many bytes on, the mappings that a large page saves (80 us each) are worth the time to
 // fill and check it (some 30 ms).
@@ -80,7 +81,7 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
       Page page{.size = granularity};
       PYGRAPH_CHECK(driver_, memory_create(&page.handle, page.size, &properties, 0));
       const uint64_t begin = base_ + regions_.size() * (capacity_ / 2);
-      regions_.push_back({begin, begin, begin, page, {}, poison});
+      regions_.push_back({begin, begin, begin, page, {}, {}, poison});
     }
   } catch (...) {
     release();
@@ -129,6 +130,7 @@ void AddressSpace::map_until(Region& region, uint64_t end) {
     Page& page = is_large && end - region.mapped >= kLargePage ? region.large : region.small;
     PYGRAPH_CHECK(driver_, memory_map(region.mapped, page.size, 0, page.handle, 0));
     if (page.address == 0) page.address = region.mapped;
+    region.mappings.push_back({region.mapped, page.size});
     region.mapped += page.size;
   }
   const abi::MemoryAccess access{{.type = 1, .id = device_}, kReadWrite};
@@ -144,8 +146,35 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
     throw DriverError("out of addresses for recording", abi::kOutOfMemory);
   }
   map_until(region, end);
-  region.next = end + gap_;
+  region.next = end + (gap_ != kIrregularGaps ? gap_ : kAlignment * (1 + random_() % kMostGaps));
   return address;
+}
+
+bool AddressSpace::replace_mapping(const Range& mapping) noexcept {
+  const abi::MemoryAllocationProperties properties = page_properties(device_);
+  const abi::MemoryAccess access{{.type = 1, .id = device_}, kReadWrite};
+  abi::MemoryHandle own = 0;
+  if (driver_.memory_create(&own, mapping.size, &properties, 0) != abi::kSuccess) return false;
+  bool is_done = driver_.memory_unmap(mapping.address, mapping.size) == abi::kSuccess;
+  is_done = is_done &&
+            driver_.memory_map(mapping.address, mapping.size, 0, own, 0) == abi::kSuccess &&
+            driver_.memory_set_access(mapping.address, mapping.size, &access, 1) == abi::kSuccess &&
+            driver_.memset_d8_async(mapping.address, 0, mapping.size, nullptr) == abi::kSuccess;
+  driver_.memory_release(own);  // the mapping keeps it
+  return is_done;
+}
+
+void AddressSpace::keep(const std::vector<Range>& pieces) noexcept {
+  const RelaxedCaptureMode relaxed(driver_);
+  for (Region& region : regions_) {
+    std::erase_if(region.mappings, [&](const Range& mapping) {
+      const bool is_kept = std::ranges::any_of(pieces, [&](const Range& piece) {
+        return piece.address < mapping.address + mapping.size &&
+               mapping.address < piece.address + piece.size;
+      });
+      return is_kept && replace_mapping(mapping);
+    });
+  }
 }
 
 void AddressSpace::poison() {

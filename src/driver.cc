@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string>
 
 namespace pygraph {
@@ -17,9 +18,12 @@ std::string version_text(int version) {
 }
 
 GetProcAddress open_driver() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  // Tests may put a library of their own in front of the driver.
+  const char* other = std::getenv("PYGRAPH_LIBCUDA");
+  const std::string name = other != nullptr ? other : "libcuda.so.1";
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw DriverError("no CUDA driver: libcuda.so.1 cannot be loaded", abi::kNotInitialized);
+    throw DriverError("no CUDA driver: " + name + " cannot be loaded", abi::kNotInitialized);
   }
   auto* get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {

@@ -102,9 +102,23 @@ void ExecutableGraph::instantiate() {
   if (patching_ == Patching::kDevice && patcher_ == nullptr) make_patcher();
   CUgraphExec raw = nullptr;
   abi::InstantiateParams params{};
+  if (has_priorities()) params.flags = abi::kInstantiateUseNodePriority;
   PYGRAPH_CHECK(driver_, graph_instantiate(&raw, graph_.get(), &params));
   exec_ = GraphExec(driver_, raw);
   is_first_launch_ = true;
+}
+
+// Kernels run with the priority of the stream that the graph is launched on, unless asked to keep
+// those that they were captured with. A program that gives some of its streams another priority
+// than the default one (0) has a reason.
+bool ExecutableGraph::has_priorities() const {
+  return std::ranges::any_of(linked_.recording.nodes, [&](const Node& node) {
+    if (node.kind != NodeKind::kKernel) return false;
+    abi::LaunchAttributeValue value{};
+    PYGRAPH_CHECK(driver_,
+                  graph_kernel_get_attribute(node.handle, abi::kLaunchAttributePriority, &value));
+    return value.priority != 0;
+  });
 }
 
 void ExecutableGraph::make_patcher() {
@@ -179,6 +193,7 @@ void ExecutableGraph::patch_on_device(CUstream stream) {
 
 void ExecutableGraph::launch(CUstream stream) {
   if (!exec_) throw std::logic_error("launch before a successful bind");
+  check_foreign_memory(driver_, linked_.foreign);
   try {
     if (patching_ == Patching::kDevice) patch_on_device(stream);
     PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));

@@ -28,6 +28,7 @@
 #include <span>
 
 #include "donors.h"
+#include "hidden_uses.h"
 #include "interference.h"
 #include "order.h"
 #include "pack.h"
@@ -66,9 +67,10 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
 
 // Internal memory begins where what comes before its uses has ended. Where that is less than all
 // that came before, its uses are known (branches.h), or wait for all. What was never freed
-// (libraries' workspaces) is needed until its last use.
-void limit_lifetimes(LinkedGraph& linked, const Order& order) {
-  std::vector<uint32_t> ends(linked.symbols.size(), 0);
+// (libraries' workspaces) is needed until its last use, hidden ones included.
+void limit_lifetimes(LinkedGraph& linked, const Order& order, std::span<const HiddenUse> hidden) {
+  std::vector<uint32_t> ends;
+  for (const HiddenUse& use : hidden) ends.push_back(use.end);
   std::vector<uint32_t> begins(linked.symbols.size(), Allocation::kNever);
   for (const Relocation& relocation : linked.relocations) {
     const uint32_t position = linked.recording.nodes[relocation.node].position;
@@ -86,7 +88,7 @@ void limit_lifetimes(LinkedGraph& linked, const Order& order) {
   }
 }
 
-Uses find_uses(const LinkedGraph& linked, const Order& order,
+Uses find_uses(const LinkedGraph& linked, const Order& order, std::span<const HiddenUse> hidden,
                std::span<const DonatedInput> donated) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
@@ -99,6 +101,16 @@ Uses find_uses(const LinkedGraph& linked, const Order& order,
     } else if (symbol.kind == SymbolKind::kOutput) {
       uses.output_begin[symbol.slot] =
           std::min(uses.output_begin[symbol.slot], order.begin_of(position));
+    }
+  }
+  for (size_t i = 0; i < linked.symbols.size(); ++i) {
+    const Symbol& symbol = linked.symbols[i];
+    if (hidden[i].end == 0) continue;
+    if (symbol.kind == SymbolKind::kInput) {
+      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], hidden[i].end);
+    } else if (symbol.kind == SymbolKind::kOutput) {
+      uses.output_begin[symbol.slot] =
+          std::min(uses.output_begin[symbol.slot], order.begin_of(hidden[i].begin));
     }
   }
   for (const DonatedInput& input : donated) {
@@ -173,8 +185,9 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
     linked.workspace_size_if_kept = linked.workspace_size;
     return;
   }
-  limit_lifetimes(linked, *order);
-  const Uses uses = find_uses(linked, *order, options.donated);
+  const std::vector<HiddenUse> hidden = find_hidden_uses(linked);
+  limit_lifetimes(linked, *order, hidden);
+  const Uses uses = find_uses(linked, *order, hidden, options.donated);
   choose_donors(linked, uses, options);
   std::vector<Place> places = make_regions(linked, uses, options.donated);
   places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});

@@ -57,8 +57,10 @@ void read_separate_params(const Driver& driver, void** params, Node& node) {
   size_t offset = 0;
   size_t size = 0;
   // The driver has no count: it answers "invalid value" past the last parameter.
-  for (size_t i = 0;
-       driver.function_get_param_info(node.function, i, &offset, &size) == abi::kSuccess; ++i) {
+  for (size_t i = 0;; ++i) {
+    const abi::Result result = driver.function_get_param_info(node.function, i, &offset, &size);
+    if (result == abi::kInvalidValue) break;
+    check_result(driver, result, "function_get_param_info");
     if (params == nullptr) throw NotRelocatable("kernel " + node.name + " hides its parameters");
     node.params.push_back({offset, size});
     node.image.resize(std::max(node.image.size(), offset + size));
@@ -196,6 +198,12 @@ bool Node::may_access(uint32_t offset) const {
 
 bool Recording::is_scratch(uint64_t address, uint32_t last) const {
   return last == Allocation::kNever && std::ranges::find(scratch, address) != scratch.end();
+}
+
+const Operator* Recording::operator_of(const Node& node) const {
+  const auto found = std::ranges::partition_point(
+      operators, [&](const Operator& op) { return op.last <= node.position; });
+  return found != operators.end() && found->first <= node.position ? &*found : nullptr;
 }
 
 void AllocationLog::allocate(uint64_t address, uint64_t size, uint32_t node_count) {

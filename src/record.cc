@@ -5,12 +5,12 @@
 namespace pygraph {
 namespace {
 
-constexpr uint64_t kGaps[] = {512, 1536};
+constexpr uint64_t kGaps[] = {512, AddressSpace::kIrregularGaps};
 
 // Addresses for all buffers in one half of the space, with room for alignment and gaps.
 uint64_t capacity_for(std::span<const Buffer> buffers) {
   constexpr uint64_t kSlack = uint64_t{4} << 20;
-  constexpr uint64_t kPerBuffer = 4096;
+  constexpr uint64_t kPerBuffer = uint64_t{65} << 10;
   uint64_t half = kSlack;
   for (const Buffer& buffer : buffers) half += buffer.size + kPerBuffer;
   return 2 * half;

@@ -10,12 +10,18 @@
 //
 // The allocator reuses memory, so an address alone does not name an allocation: at node 3 it may be
 // an intermediate, at node 40 an output. Resolution therefore asks for the allocation alive at the
-// node. Two fallbacks, tried in order, cover what real kernels do: an address one past the end of
-// an allocation (end iterators), and one of an allocation already freed (stale bytes in padding).
+// node. Fallbacks, tried in order, cover what real kernels do: an address one past the end of an
+// allocation (end iterators), or of one that was freed since the last launch, and one of an
+// allocation freed earlier (stale bytes in padding).
 //
-// A differing word that is not explained is judged by its value in B, the graph that will run:
+// A constant that is an address must be somebody's who answers for it (constants.h).
 //
-//     no device memory        noise: padding that nobody initialised; left alone
+// A differing word that is not explained is refused where it is used for certain: as a parameter of
+// its own, or as the address of a copy or fill. In a larger parameter it is judged by its value in
+// B, the graph that will run:
+//
+//     no device memory        refused if it is computed from addresses (word_use.h). Else noise:
+//                             padding that nobody initialised; left alone
 //     a stand-in address      unexplained: mostly padding too (large parameter structs are launched
 //                             with whatever the stack held), but perhaps an address used in a way
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
@@ -24,6 +30,8 @@
 //                             or memory of a library. It is replaced by a stand-in address, so that
 //                             a use of it shows just as well
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -32,6 +40,7 @@
 #include "plan_memory.h"
 #include "pygraph/link.h"
 #include "scratch.h"
+#include "word_use.h"
 
 namespace pygraph {
 namespace {
@@ -49,13 +58,15 @@ struct Resolved {
   uint64_t addend = 0;
 };
 
-enum class Match : uint8_t { kAlive, kEndOfAlive, kFreed };
+enum class Match : uint8_t { kAlive, kJustFreed, kEndOfAlive, kFreed };
 
 bool is_match(Match rule, const Symbol& symbol, uint32_t position, uint64_t distance) {
   const bool alive = symbol.first <= position && position < symbol.last;
   switch (rule) {
     case Match::kAlive:
       return alive && distance < symbol.size;
+    case Match::kJustFreed:
+      return symbol.last == position && distance < symbol.size;
     case Match::kEndOfAlive:
       return alive && distance == symbol.size;
     case Match::kFreed:
@@ -67,17 +78,24 @@ bool is_match(Match rule, const Symbol& symbol, uint32_t position, uint64_t dist
 // The latest symbol that explains both words in the same way. (Random states have no address here,
 // so they explain no words that differ.)
 std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
-                                uint64_t word_a, uint64_t word_b) {
-  for (const Match rule : {Match::kAlive, Match::kEndOfAlive, Match::kFreed}) {
-    for (size_t i = symbols.size(); i-- > 0;) {
-      const Symbol& symbol = symbols[i];
-      const uint64_t distance = word_a - symbol.address_a;
-      if (distance == word_b - symbol.address_b && is_match(rule, symbol, position, distance)) {
-        return Resolved{static_cast<uint32_t>(i), distance};
-      }
+                                uint64_t word_a, uint64_t word_b, Match rule) {
+  for (size_t i = symbols.size(); i-- > 0;) {
+    const Symbol& symbol = symbols[i];
+    const uint64_t distance = word_a - symbol.address_a;
+    if (distance == word_b - symbol.address_b && is_match(rule, symbol, position, distance)) {
+      return Resolved{static_cast<uint32_t>(i), distance};
     }
   }
   return std::nullopt;
+}
+
+std::string name_of(const Recording& recording, uint32_t index) {
+  const Node& node = recording.nodes[index];
+  const Operator* op = recording.operator_of(node);
+  std::string text = op == nullptr ? "" : "operator " + op->name + ", ";
+  text += "node " + std::to_string(index);
+  if (node.kind == NodeKind::kKernel) return text + ", kernel " + node.name;
+  return text + (node.kind == NodeKind::kMemcpy ? ", a copy" : ", a fill");
 }
 
 bool is_device_memory(const Driver& driver, uint64_t word) {
@@ -124,6 +142,10 @@ std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
                                  symbols.end(), is_backing);
     if (it == symbols.end()) {
       throw NotRelocatable("output " + std::to_string(slot) + " is not memory of this recording");
+    }
+    if (it->kind == SymbolKind::kOutput) {
+      throw NotRelocatable("outputs " + std::to_string(it->slot) + " and " + std::to_string(slot) +
+                           " lie in one allocation");
     }
     it->kind = SymbolKind::kOutput;
     it->slot = slot;
@@ -180,66 +202,237 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_a
   }
 }
 
+// One scan: goes through the recordings' nodes, side by side.
+class Scan {
+ public:
+  Scan(const Driver& driver, const Recording& a, LinkedGraph& linked,
+       const Surroundings& surroundings)
+      : driver_(driver),
+        a_(a),
+        linked_(linked),
+        b_(linked.recording),
+        owners_(driver, surroundings),
+        is_fixed_(surroundings.is_fixed),
+        displacements_(linked.symbols),
+        diverted_(stand_in_address(b_)) {}
+
+  void run(uint32_t first_random) {
+    first_random_ = first_random;
+    for (index_ = 0; index_ < a_.nodes.size(); ++index_) scan_node();
+    // From here on no relocation is added.
+    check_closed(a_, linked_, linked_.noise_words + linked_.unexplained_words - equal_words_);
+  }
+
+ private:
+  const Node& node_a() const { return a_.nodes[index_]; }
+  const Node& node_b() const { return b_.nodes[index_]; }
+
+  [[noreturn]] void refuse(const std::string& reason) const {
+    throw NotRelocatable(name_of(b_, index_) + " " + reason);
+  }
+  [[noreturn]] void refuse_relocated(const std::string& reason) const {
+    throw NeedsFixedAddresses(name_of(b_, index_) + " " + reason);
+  }
+
+  void scan_node() {
+    const size_t relocations_before = linked_.relocations.size();
+    diverts_ = false;
+    differences_.clear();
+    random_until_ = 0;
+    layout_ = parameter_layout(driver_, node_b());
+    if (have_other_numbers(node_a(), node_b(), layout_)) {
+      refuse_relocated("has a parameter that differs between the recordings, and is no address");
+    }
+    if (node_b().kind == NodeKind::kMemcpy) scan_copy();
+    for (const uint32_t offset : node_a().address_offsets()) {
+      if (!is_unused_end(offset)) scan_word(offset);
+    }
+    const bool is_relocated = linked_.relocations.size() > relocations_before;
+    judge_noise(relocations_before);
+    // Only nodes with relocations get their image written back.
+    if (diverts_ && (diverted_ == 0 || !is_relocated)) {
+      refuse_relocated("has an address among its parameters that belongs to no known memory");
+    }
+    if (is_relocated && !is_updatable(node_b())) {
+      refuse_relocated("is a copy or fill of more than one row, which cannot be updated");
+    }
+  }
+
+  // Of a copy: its source and destination on the host, which match_recordings() has found equal.
+  void scan_copy() {
+    abi::Memcpy3D params{};
+    std::memcpy(&params, node_b().image.data(), sizeof params);
+    ends_ = {params.src_memory_type, params.dst_memory_type};
+    const std::array hosts = {reinterpret_cast<uint64_t>(params.src_host),
+                              reinterpret_cast<uint64_t>(params.dst_host)};
+    for (size_t end = 0; end < ends_.size(); ++end) {
+      if (ends_[end] == abi::kMemoryTypeArray) refuse("copies an array");
+      if (ends_[end] == abi::kMemoryTypeHost) judge_constant(hosts[end], 0, WordUse::kUsed);
+    }
+  }
+
+  bool is_unused_end(uint32_t offset) const {
+    if (node_b().kind != NodeKind::kMemcpy) return false;
+    return ends_[offset == offsetof(abi::Memcpy3D, src_device) ? 0 : 1] == abi::kMemoryTypeHost;
+  }
+
+  void scan_word(uint32_t offset) {
+    const uint64_t word_a = read_word(node_a(), offset);
+    const uint64_t word_b = read_word(node_b(), offset);
+    const WordUse use = use_of_word(node_b(), layout_, offset);
+    if (use == WordUse::kNumber) {
+      // Padding, or half a word of a larger parameter: what may be an address has been looked at.
+      if (word_a != word_b) ++linked_.noise_words;
+      return;
+    }
+    if (word_a == word_b) {
+      scan_equal_word(offset, word_b, use);
+    } else if (const auto found = explain(word_a, word_b, use)) {
+      linked_.relocations.push_back({index_, offset, found->symbol, found->addend});
+    } else if (use == WordUse::kUsed) {
+      refuse_relocated("has a parameter that differs between the recordings, and is no address");
+    } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
+      ++linked_.unexplained_words;
+    } else if (is_device_memory(driver_, word_b)) {
+      divert(offset);
+    } else {
+      ++linked_.noise_words;
+      differences_.push_back(word_b - word_a);
+    }
+  }
+
+  std::optional<Resolved> explain(uint64_t word_a, uint64_t word_b, WordUse use) const {
+    const auto by = [&](Match rule) {
+      return resolve(linked_.symbols, node_a().position, word_a, word_b, rule);
+    };
+    if (const auto alive = by(Match::kAlive)) return alive;
+    const auto end = by(Match::kEndOfAlive);
+    const auto freed = by(Match::kJustFreed);
+    if (end && freed && use == WordUse::kUsed) {
+      refuse_relocated("uses the end of some memory, or other memory that has just been freed");
+    }
+    if (end || freed) return end ? end : freed;
+    return by(Match::kFreed);
+  }
+
+  void scan_equal_word(uint32_t offset, uint64_t word, WordUse use) {
+    if (offset < random_until_) return;
+    if (const auto state = find_random_state(b_, node_b(), offset)) {
+      linked_.relocations.push_back({index_, offset, first_random_ + *state, 0});
+      linked_.relocations.push_back({index_, offset + 8, first_random_ + *state, 8});
+      random_until_ = offset + static_cast<uint32_t>(kRandomStateSize);
+      return;
+    }
+    judge_constant(word, offset, use);
+  }
+
+  void judge_constant(uint64_t word, uint32_t offset, WordUse use) {
+    const bool is_copy = node_b().kind != NodeKind::kKernel;
+    // Copied inputs are tried where a relocated graph failed: then such a word is no leftover, and
+    // the reason names its user.
+    const bool is_used = use == WordUse::kUsed || is_fixed_;
+    using Owner = ConstantOwners::Owner;
+    const ConstantOwners::Answer answer = owners_.of(word);
+    if (answer.owner == Owner::kStandIn) refuse("uses memory that it kept from a recording");
+    if (a_.address_space.contains(word) || b_.address_space.contains(word)) {
+      if (use == WordUse::kUsed) refuse("uses an address that it kept from a recording");
+      ++linked_.unexplained_words;
+      ++equal_words_;
+      return;
+    }
+    switch (answer.owner) {
+      case Owner::kNone:
+        if (is_copy) refuse("uses memory of the host that the graph does not hold");
+        break;
+      case Owner::kHeld:
+        break;
+      case Owner::kForeign:
+        add_foreign(word, answer.number);
+        break;
+      case Owner::kHost:
+        if (is_used) refuse("uses memory of the host that the graph does not hold");
+        divert(offset);
+        break;
+      case Owner::kCached:
+        if (is_used) refuse("uses memory that is no argument of its own and may be freed");
+        divert(offset);
+        break;
+      case Owner::kStandIn:
+        break;
+    }
+  }
+
+  void add_foreign(uint64_t address, uint64_t number) {
+    const auto& known = linked_.foreign;
+    if (std::ranges::find(known, number, &ForeignMemory::number) != known.end()) return;
+    linked_.foreign.push_back({address, number, name_of(b_, index_)});
+  }
+
+  // So that a verification with poisoned stand-ins shows a use of the word.
+  void divert(uint32_t offset) {
+    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &diverted_,
+                sizeof diverted_);
+    ++linked_.unexplained_words;
+    diverts_ = true;
+  }
+
+  void judge_noise(size_t relocations_before) {
+    if (differences_.empty()) return;
+    std::vector<uint32_t> used;
+    for (size_t i = relocations_before; i < linked_.relocations.size(); ++i) {
+      const uint32_t symbol = linked_.relocations[i].symbol;
+      if (std::ranges::find(used, symbol) == used.end()) used.push_back(symbol);
+    }
+    for (const uint64_t difference : differences_) {
+      if (displacements_.explain(difference, used)) {
+        refuse_relocated("has a number among its parameters that is computed from addresses");
+      }
+    }
+  }
+
+  const Driver& driver_;
+  const Recording& a_;
+  LinkedGraph& linked_;
+  const Recording& b_;
+  ConstantOwners owners_;
+  const bool is_fixed_;
+  Displacements displacements_;
+  uint64_t diverted_;
+  uint32_t first_random_ = 0;
+  uint32_t equal_words_ = 0;  // of the unexplained ones: equal in both recordings
+  // Of the current node.
+  uint32_t index_ = 0;
+  bool diverts_ = false;
+  uint32_t random_until_ = 0;
+  std::array<int, 2> ends_{};  // of a copy: the types of memory
+  std::vector<Range> layout_;
+  std::vector<uint64_t> differences_;  // of noise
+};
+
 }  // namespace
 
-void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked) {
-  const Recording& b = linked.recording;
-  linked.symbols = collect_symbols(a, b);
+void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked,
+                      const Surroundings& surroundings) {
+  linked.symbols = collect_symbols(a, linked.recording);
   const auto first_random = static_cast<uint32_t>(linked.symbols.size());
-  for (uint32_t i = 0; i < b.random.size(); ++i) {
+  for (uint32_t i = 0; i < linked.recording.random.size(); ++i) {
     linked.symbols.push_back({SymbolKind::kRandom, i, kRandomStateSize});
   }
-
-  const uint64_t diverted = stand_in_address(b);
-  for (uint32_t n = 0; n < a.nodes.size(); ++n) {
-    const Node& node_a = a.nodes[n];
-    const Node& node_b = b.nodes[n];
-    const size_t relocations_before = linked.relocations.size();
-    bool diverts = false;
-    for (const uint32_t offset : node_a.address_offsets()) {
-      const uint64_t word_a = read_word(node_a, offset);
-      const uint64_t word_b = read_word(node_b, offset);
-      if (word_a == word_b) {
-        if (const auto state = find_random_state(b, node_b, offset)) {
-          linked.relocations.push_back({n, offset, first_random + *state, 0});
-          linked.relocations.push_back({n, offset + 8, first_random + *state, 8});
-        }
-        continue;
-      }
-      if (const auto found = resolve(linked.symbols, node_a.position, word_a, word_b)) {
-        linked.relocations.push_back({n, offset, found->symbol, found->addend});
-      } else if (a.address_space.contains(word_b) || b.address_space.contains(word_b)) {
-        ++linked.unexplained_words;
-      } else if (is_device_memory(driver, word_b)) {
-        std::memcpy(linked.recording.nodes[n].image.data() + offset, &diverted, sizeof diverted);
-        ++linked.unexplained_words;
-        diverts = true;
-      } else {
-        ++linked.noise_words;
-      }
-    }
-    // Only nodes with relocations get their image written back.
-    if (diverts && (diverted == 0 || linked.relocations.size() == relocations_before)) {
-      throw NeedsFixedAddresses("node " + std::to_string(n) + ", kernel " + node_a.name +
-                                ": an address among its parameters belongs to no known memory");
-    }
-    if (linked.relocations.size() > relocations_before && !is_updatable(node_b)) {
-      throw NeedsFixedAddresses("node " + std::to_string(n) +
-                                " is a copy or fill of more than one row, which cannot be updated");
-    }
-  }
-  // From here on no relocation is added.
-  check_closed(a, linked, linked.noise_words + linked.unexplained_words);
+  Scan(driver, a, linked, surroundings).run(first_random);
 }
 
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 const MemoryOptions& memory, uint32_t lanes) {
+                 const MemoryOptions& memory, uint32_t lanes, const Surroundings& surroundings) {
+  if (lanes > 1 && surroundings.is_fixed) {
+    throw NotRelocatable(
+        "what nodes do to memory at fixed addresses is not known: they need a chain");
+  }
   LinkedGraph linked;
   // The same computation? Throws if not.
   match_recordings(first, second);
   linked.recording = std::move(second);
   // Which words are addresses, and of what?
-  scan_relocations(driver, first, linked);
+  scan_relocations(driver, first, linked, surroundings);
   // What may run beside what?
   std::optional<Order> order = order_of_chain(linked.recording);
   if (order && lanes > 1) split_scratch(linked);

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-import torch
+
+# With pytest-xdist, workers take the GPUs that PYGRAPH_TEST_GPUS names ("0,1") by turns.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+_GPUS = [gpu for gpu in os.environ.get("PYGRAPH_TEST_GPUS", "").split(",") if gpu]
+if _WORKER and _GPUS:
+    os.environ["CUDA_VISIBLE_DEVICES"] = _GPUS[int(_WORKER.removeprefix("gw")) % len(_GPUS)]
+
+import torch  # noqa: E402  after the choice of a GPU
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "pygraph/recording.h"
@@ -23,6 +24,10 @@ namespace pygraph {
 class AddressSpace {
  public:
   enum class Content : uint8_t { kFloating, kOther };
+
+  // Gaps of 512 bytes to 64 KiB, another one after each allocation: the same at each recording, and
+  // such that differences of addresses can be told from each other.
+  static constexpr uint64_t kIrregularGaps = 0;
 
   // Reserves `capacity` bytes of addresses on `device`, which must be current. `gap` bytes (a
   // multiple of 512) are left free after each allocation; two recordings use different gaps, so
@@ -35,6 +40,11 @@ class AddressSpace {
   // An unused address that equals `low_bits` (below 512) modulo 512. Allowed while capturing.
   // Throws DriverError with kOutOfMemory when the capacity is used up.
   uint64_t allocate(uint64_t size, uint64_t low_bits, Content content);
+
+  // Puts memory of their own behind these addresses, cleared, because somebody uses them for more
+  // than a recording. Where there is none, the shared page stays. The space must not end any more,
+  // nor be poisoned.
+  void keep(const std::vector<Range>& pieces) noexcept;
 
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;
@@ -53,18 +63,21 @@ class AddressSpace {
     uint64_t next;    // first unused address
     uint64_t mapped;  // end of what is mapped
     Page small;
-    Page large;       // made when it is first needed
+    Page large;  // made when it is first needed
+    std::vector<Range> mappings;
     uint64_t poison;  // the 8-byte pattern
   };
 
   void release() noexcept;
   void map_until(Region& region, uint64_t end);
   bool has_large_page(Region& region);
+  bool replace_mapping(const Range& mapping) noexcept;
 
   const Driver& driver_;
   int device_;
   uint64_t capacity_;
   uint64_t gap_;
+  std::mt19937 random_;  // for irregular gaps
   uint64_t base_ = 0;
   std::vector<Region> regions_;  // by Content
 };

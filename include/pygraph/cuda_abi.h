@@ -32,6 +32,7 @@ inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kStubLibrary = 34;
 inline constexpr Result kIllegalState = 401;
 inline constexpr Result kNotFound = 500;
+inline constexpr Result kNotReady = 600;
 inline constexpr Result kNotSupported = 801;
 inline constexpr Result kCaptureUnsupported = 900;
 inline constexpr Result kCaptureInvalidated = 901;
@@ -59,13 +60,20 @@ inline void* const kLaunchParamBufferPointer = reinterpret_cast<void*>(1);
 inline void* const kLaunchParamBufferSize = reinterpret_cast<void*>(2);
 // NOLINTEND(readability-identifier-naming)
 
+inline constexpr int kMemoryTypeHost = 1;
 inline constexpr int kMemoryTypeDevice = 2;
+inline constexpr int kMemoryTypeArray = 3;
 inline constexpr int kMemoryTypeUnified = 4;
 inline constexpr int kPointerAttributeMemoryType = 2;
+inline constexpr int kPointerAttributeBufferId = 7;
 
 inline constexpr int kLaunchAttributeCooperative = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4;
+inline constexpr int kLaunchAttributePriority = 8;
 inline constexpr int kLaunchAttributeDeviceUpdatable = 13;
+
+// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+inline constexpr uint64_t kInstantiateUseNodePriority = 8;
 
 // CUDA_KERNEL_NODE_PARAMS_v2
 struct KernelNodeParams {
@@ -148,11 +156,12 @@ struct MemoryAccess {
   int flags;  // 3: read and write
 };
 
-// CUlaunchAttributeValue: a 64-byte union, of which PyGraph uses three members.
+// CUlaunchAttributeValue: a 64-byte union, of which PyGraph uses four members.
 union LaunchAttributeValue {
   char pad[64];
   int cooperative;
   unsigned int cluster[3];
+  int priority;
   struct {
     int is_updatable;
     void* node;  // CUgraphDeviceNode: the driver's answer

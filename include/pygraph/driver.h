@@ -30,6 +30,7 @@ namespace pygraph {
   X(stream_destroy, "cuStreamDestroy", 4000, CUstream)                                            \
   X(stream_synchronize, "cuStreamSynchronize", 2000, CUstream)                                    \
   X(stream_wait_event, "cuStreamWaitEvent", 3020, CUstream, CUevent, unsigned)                    \
+  X(stream_get_id, "cuStreamGetId", 12000, CUstream, unsigned long long*)                          \
   X(stream_is_capturing, "cuStreamIsCapturing", 10000, CUstream, int*)                            \
   X(stream_begin_capture, "cuStreamBeginCapture", 10010, CUstream, int)                           \
   X(stream_end_capture, "cuStreamEndCapture", 10000, CUstream, CUgraph*)                          \
@@ -38,6 +39,7 @@ namespace pygraph {
   X(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", 10010, int*)               \
   X(event_create, "cuEventCreate", 2000, CUevent*, unsigned)                                      \
   X(event_record, "cuEventRecord", 2000, CUevent, CUstream)                                       \
+  X(event_query, "cuEventQuery", 2000, CUevent)                                                   \
   X(event_destroy, "cuEventDestroy", 4000, CUevent)                                               \
   X(graph_create, "cuGraphCreate", 10000, CUgraph*, unsigned)                                     \
   X(graph_add_child, "cuGraphAddChildGraphNode", 10000, CUgraphNode*, CUgraph,                    \

@@ -35,6 +35,8 @@ class ExecutableGraph {
   size_t workspace_slot() const { return table_.workspace_slot(); }
   size_t region_slot() const { return table_.region_slot(); }
   const LinkedGraph& linked() const { return linked_; }
+  // The context that was current when it was made.
+  CUcontext context() const { return context_; }
   // The addresses of the last bind().
   std::span<const uint64_t> bound() const { return table_.bound(); }
   // The nodes whose addresses can be patched on the device, and what that takes there in bytes.
@@ -44,13 +46,18 @@ class ExecutableGraph {
   // The same graph again, patched in another way. Throws DriverError.
   std::unique_ptr<ExecutableGraph> copy(Patching patching) const;
 
+  // Frees the executable; the next bind() builds it anew. The graph stays, to be copied.
+  void drop_executable() noexcept { exec_.reset(); }
+
   // Writes the addresses that differ from the last call's into the nodes that use them, about
   // 0.25 us per touched node, or leaves that to the device. Affects launches made afterwards only;
   // launches in flight keep theirs. Returns the number of nodes touched. Throws DriverError if the
   // driver refuses; the executable is then dropped and built anew by the next bind().
   size_t bind(std::span<const uint64_t> addresses);
 
-  // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us.
+  // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us. Throws MemoryGone.
+  // Launches of one executable run one after the other, on whichever streams they are
+  // (stream_slots.h).
   //
   // Where it is patched on the device: 5 us if anything changed. `stream` must wait for the launch
   // before, as the same stream does. The first launch after an instantiation waits for `stream`.
@@ -65,6 +72,7 @@ class ExecutableGraph {
   void apply_to_executable(const BindTable::Patch& patch);
   void apply_child_graphs();
   void instantiate();
+  bool has_priorities() const;
   void make_patcher();
   void patch_on_device(CUstream stream);
 

@@ -27,6 +27,7 @@ class FixedMemory {
   // The next recording begins.
   void rewind() { next_ = 0; }
 
+  const std::vector<Range>& pieces() const { return pieces_; }
   bool contains(uint64_t address) const;
   uint64_t bytes() const;
   // Enqueues to fill all of it. Throws DriverError.

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "pygraph/constants.h"
 #include "pygraph/recording.h"
 
 namespace pygraph {
@@ -104,6 +105,8 @@ struct LinkedGraph {
   // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins
   // may accept such a graph.
   uint32_t unexplained_words = 0;
+  // Memory of others that the graph uses where it is: check_foreign_memory() before each launch.
+  std::vector<ForeignMemory> foreign;
   // Most nodes that may run at a time. Beyond 1, the recording's edges are not those of the graph
   // that was recorded: set_edges() gives them to it.
   uint32_t lanes = 1;
@@ -113,11 +116,13 @@ struct LinkedGraph {
 // explained, or if a node that must be updated cannot be. `lanes`: how many nodes may run at a
 // time, where the second recording declares what its nodes read; 1 keeps the recorded order.
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 const MemoryOptions& memory = {}, uint32_t lanes = 1);
+                 const MemoryOptions& memory = {}, uint32_t lanes = 1,
+                 const Surroundings& surroundings = {});
 
 // The steps of link(), in order; public for tests and tools.
 void match_recordings(const Recording& a, const Recording& b);
-void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked);
+void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked,
+                      const Surroundings& surroundings = {});
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options = {});
 
 // Symbols and relocations as text: one line per symbol, then one per relocated word.

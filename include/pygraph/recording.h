@@ -109,6 +109,18 @@ struct RandomState {
   uint64_t increment = 0;
 };
 
+// An operator of the framework's that was called while recording.
+struct Operator {
+  std::string name;    // "aten::mm"
+  uint32_t first = 0;  // positions of the nodes that were captured meanwhile: [first, last)
+  uint32_t last = 0;
+  // Whether it is not one of the framework's own. Nothing is known of what it does with addresses:
+  // its kernels may keep one in memory, and use it later on, in another call too.
+  bool is_foreign = false;
+  std::vector<Range> arguments;  // the storages of its tensors
+  std::vector<Range> writes;     // of them, those that it may write to
+};
+
 struct Recording {
   std::vector<Node> nodes;  // in the order of creation; a child graph's nodes follow their parent
   std::vector<Edge> edges;  // sorted by (from, to)
@@ -119,10 +131,13 @@ struct Recording {
   // Addresses of allocations that libraries use as scratch memory: what one operator leaves there
   // no other one reads. They are alive at the end; others may have had the address before them.
   std::vector<uint64_t> scratch;
-  Range address_space;  // all stand-in addresses of this recording lie here
+  Range address_space;              // all stand-in addresses of this recording lie here
+  std::vector<Operator> operators;  // as they were called; none inside of another one
 
   // Whether the allocation at this address, freed where `last` says, is scratch memory.
   bool is_scratch(uint64_t address, uint32_t last) const;
+  // The operator that captured the node, or null if none is known.
+  const Operator* operator_of(const Node& node) const;
 };
 
 // Reads nodes and edges of `graph`, child graphs included. Throws NotRelocatable for a kind of node

@@ -4,8 +4,8 @@ Inductor compiles; PyGraph owns one step of it. ``compile_fx`` accepts a functio
 compilation, which forward, lazily compiled backward, inference and cache hits all pass through. Ours
 lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
 runtime off, then puts a :class:`~pygraph.partition.Partition` in the place of each partition's
-function. For that, nothing is monkeypatched; what PyTorch does around a call is made cheaper by
-:mod:`pygraph.call_overhead` and :mod:`pygraph.compiled_call`.
+function. Inductor's kernels get barriers that they lack (:mod:`pygraph.barriers`), and what PyTorch
+does around a call is made cheaper (:mod:`pygraph.patches`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pygraph import (
+    barriers,
     call_overhead,
     compiled_call,
     learned_cuts,
@@ -35,8 +36,9 @@ from pygraph.partition import Partition
 
 log = logging.getLogger("pygraph")
 
-# In the key of Inductor's cache: code made for us is not mixed up with other backends'.
-_CACHE_TAG = "pygraph-0.7"
+# In the key of Inductor's cache: code made for us is not mixed up with other backends', nor with what
+# versions of PyGraph made that generated other kernels.
+_CACHE_TAG = "pygraph-0.12"
 
 
 _READS_RANDOM_STATE_ON_HOST = (
@@ -73,8 +75,7 @@ class Backend:
             return _compile_plain(gm, example_inputs, config)
         compilation = Compilation(learned_cuts.names())
         function = _compile_with_graphs(gm, example_inputs, config, compilation)
-        call_overhead.reduce_for_process()
-        call_overhead.reduce(gm, compilation)
+        call_overhead.reduce(gm, compilation, config.own.patches)
         return function
 
     def transforms_for(
@@ -92,10 +93,28 @@ class Backend:
 def _compile_plain(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: BackendConfig
 ) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        with _our_kernels():
+            return compile_fx_inner(gm, inputs, **kwargs)
 
     patches = {**config.inductor, "triton.cudagraphs": False}
-    return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+    with _our_kernels():
+        return compile_fx(  # type: ignore[no-any-return]
+            gm, example_inputs, inner_compile=inner_compile, config_patches=patches
+        )
+
+
+@contextlib.contextmanager
+def _our_kernels() -> Iterator[None]:
+    """What Inductor compiles here, in this thread, has our barriers, and so has what its caches give.
+
+    Entered anew in every thread and compilation: backward is compiled in autograd's threads.
+    """
+    tag = torch.compiler.config.patch(cache_key_tag=_CACHE_TAG)  # type: ignore[attr-defined]
+    with tag, barriers.in_generated_kernels():
+        yield
 
 
 def _compile_with_graphs(
@@ -130,16 +149,13 @@ def _compile_with_graphs(
     found: list[shortcut.Shortcut | None] = []  # one per graph compiled within compile_fx
 
     def scope() -> contextlib.ExitStack:
-        # Entered anew in every thread and compilation: backward is compiled in autograd's threads.
         stack = contextlib.ExitStack()
         # A hit in AOTAutograd's cache would skip inner_compile, and with it PyGraph.
         stack.enter_context(
             functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
         )
-        stack.enter_context(
-            torch.compiler.config.patch(cache_key_tag=_CACHE_TAG)  # type: ignore[attr-defined]
-        )
         stack.enter_context(inductor_config.patch(patches))
+        stack.enter_context(_our_kernels())
         return stack
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -147,7 +163,6 @@ def _compile_with_graphs(
         kind = _kind_of(kwargs)
         graph_pass = GraphPass(
             enabled=frozenset(config.own.transforms),
-            constant=frozenset(kwargs.get("static_input_idxs") or () if kind != "backward" else ()),
             user_pass=user_pass,
             watch=functools.partial(observation.note_graph, kind) if observation else None,
         )

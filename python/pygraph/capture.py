@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph import gpu_memory, learned_cuts, recorder, runtime, verify
+from pygraph import gpu_memory, learned_cuts, memory_pools, recorder, runtime, verify
 from pygraph.copied_inputs import CopiedInputs
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
@@ -18,9 +18,13 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class SideEffects:
-    """What a function does besides returning results, as far as it is known."""
+    """What a function does besides returning results, as far as it is known.
 
-    mutated: frozenset[int] = frozenset()  # positions of inputs that it writes
+    mutated: positions of inputs that it may write: after a recording of their signature, all of them.
+    Before, those that the compiler names and those that a watched call has changed.
+    """
+
+    mutated: frozenset[int] = frozenset()
     draws: bool = False  # whether it uses the device's default generator
 
 
@@ -28,9 +32,13 @@ class SideEffects:
 class Attempt:
     """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
 
-    failure: why it failed, for good. is_unmovable: whether that is because the function cannot be
-    relocated; on copies of its inputs, at fixed addresses, it may still be captured.
+    failure: why it failed, for good. raised: whether the capture raised, as it may where the thread has
+    not run the function before. is_transient: whether that is due to this call alone. is_unmovable:
+    whether it failed because the function cannot be relocated; on copies of its inputs, at fixed
+    addresses, it may still be captured.
     operator: the one whose capture was refused, if that is known.
+    written: positions of inputs that the function may write, as the recording shows.
+    returned: positions of inputs that are results, or that results are views of.
     pending: what the next attempt is to look at closer.
     """
 
@@ -39,8 +47,12 @@ class Attempt:
     failure: str = ""
     is_unmovable: bool = False
     operator: str = ""
+    written: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
     pending: Pending | None = None
     executable_bytes: int = 0
+    raised: bool = False
+    is_transient: bool = False
 
 
 def attempt(
@@ -62,14 +74,32 @@ def attempt(
     copied: if the function is to be recorded on copies of its inputs. Raises only what ``uncaptured``
     raises.
     """
+    written = set(effects.mutated)
     recording = (
         pending.recording
         if pending
-        else _record(function, args, info, options, effects, takes_memory, copied)
+        else _record(function, args, info, options, effects, takes_memory, written, copied)
     )
+    effects = dataclasses.replace(effects, mutated=frozenset(written))
     if isinstance(recording, Attempt):
-        recording.outputs = uncaptured(args)
-        return recording
+        result = recording
+        result.outputs = uncaptured(args)
+    else:
+        result = _use(recording, uncaptured, args, options, effects, pending)
+        result.returned = recording.returned
+    result.written = effects.mutated
+    return result
+
+
+def _use(
+    recording: recorder.Recording,
+    uncaptured: Function,
+    args: list[Any],
+    options: Options,
+    effects: SideEffects,
+    pending: Pending | None,
+) -> Attempt:
+    """Makes the call; says whether the graph is to be used."""
     if options.verify:
         run = verify.Run(uncaptured, args, recording, effects.mutated)
         result = verify.verify(run, pending.suspects if pending else ())
@@ -97,6 +127,7 @@ def _record(
     options: Options,
     effects: SideEffects,
     takes_memory: bool,
+    written: set[int],
     copied: CopiedInputs | None,
 ) -> recorder.Recording | Attempt:
     """The recording, or why there is none: any failure leaves the program uncaptured."""
@@ -112,6 +143,7 @@ def _record(
             capacity=options.record_capacity_gib << 30,
             # Branches are timed while verifying; of copies, nobody knows who reads and writes them.
             lanes=options.lanes if options.verify and copied is None else 1,
+            written=written,
             copied=copied,
         )
         recording.graph.name = f"pygraph {info.name}"
@@ -119,7 +151,12 @@ def _record(
     except Exception as error:
         failed = Attempt((), failure=recorder.describe_failure(error))
         failed.is_unmovable = isinstance(error, runtime.engine().NeedsFixedAddresses)
+        failed.raised = not isinstance(error, runtime.engine().NotRelocatable)
+        failed.is_transient = isinstance(error, recorder.PoolInUse)
         if not isinstance(error, torch.OutOfMemoryError):
             failed.operator = learned_cuts.operator_in(error)
-    gpu_memory.give_back_all()  # the error, which held what the recording had, is gone
+    # The error, which held what the recording had, is gone.
+    recorder.check_abandoned()
+    memory_pools.free(info.device)
+    gpu_memory.give_back_all()
     return failed

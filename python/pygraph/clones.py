@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,18 @@ def clone_shared_storages(
         if clone is not None:
             result[i] = view_of(clone.view(arg.dtype), arg)
     return result
+
+
+def sharing_storages(args: Sequence[Any], positions: Iterable[int]) -> set[int]:
+    """``positions``, and those of all tensors that share their memory."""
+    shared = {_address(args[i]) for i in positions if isinstance(args[i], torch.Tensor)}
+    return set(positions).union(
+        i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and _address(arg) in shared
+    )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def view_of(memory: Any, like: torch.Tensor) -> torch.Tensor:

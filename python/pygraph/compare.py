@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pygraph.distance import Distance, agree, distance, with_outliers
-from pygraph.fingerprint import as_integers, fingerprint
+from pygraph.fingerprint import as_integers, distinct, fingerprint
 from pygraph.gpu_memory import MUCH
 from pygraph.host_memory import has_room
 
@@ -29,7 +29,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.nbytes > LARGE_BYTES:
         return bool(fingerprint(a) == fingerprint(b))
-    return torch.equal(as_integers(a), as_integers(b))
+    return torch.equal(distinct(as_integers(a)), distinct(as_integers(b)))
 
 
 def fingerprints(results: Iterable[Any]) -> list[int]:
@@ -67,6 +67,7 @@ class Comparison:
 
     def __init__(self, ones: Sequence[torch.Tensor]) -> None:
         """A replay whose fresh outputs held ones. ``find_unwritten`` comes next."""
+        ones = list(map(distinct, ones))
         # Of what is kept at the most: a result, a mask of what is not written, two more if it differs.
         kept_bytes = sum(t.nbytes + 3 * t.numel() for t in ones if t.is_cuda)
         self._waits_in_host_memory = kept_bytes > MUCH and has_room(kept_bytes)
@@ -87,7 +88,7 @@ class Comparison:
     def find_unwritten(self, zeros: Sequence[torch.Tensor]) -> None:
         """The same replay, whose fresh outputs held zeros."""
         self._unwritten = [
-            self._keep(unwritten(first, other))
+            self._keep(unwritten(first, distinct(other)))
             for first, other in zip(self._on_device(self._first), zeros, strict=True)
         ]
         self._replay = self._written_bits(self._on_device(self._first))
@@ -95,12 +96,14 @@ class Comparison:
     def add_replay(self, results: Sequence[torch.Tensor]) -> None:
         """A replay whose fresh outputs held ones. After runs it is the one that is judged: by then it
         is known better what differs between runs."""
+        results = list(map(distinct, results))
         self._is_left_to_chance |= self._written_bits(results) != self._replay
         if self._run:
             self._of_replay = self._distances(results, self._on_device(self._first))
 
     def add_run(self, results: Sequence[torch.Tensor]) -> None:
         """An uncaptured run."""
+        results = list(map(distinct, results))
         if not self._run:
             self._run = self._written_bits(results)
             self._of_replay = self._distances(self._on_device(self._first), results)

@@ -18,7 +18,8 @@ import torch
 from torch._dynamo import config, eval_frame, mutation_guard
 from torch.nn.modules import module as module_calls
 
-from pygraph import runtime
+from pygraph import options, runtime
+from pygraph.patches import NONE, note_failure
 from pygraph.substitutes import digest_of
 
 # Of the source of what the engine does in their place.
@@ -51,15 +52,20 @@ def _is_known() -> bool:
 
 @functools.cache
 def install() -> None:
-    """For what is compiled from now on; once per process."""
+    """For what is compiled from now on; once per process. Never raises."""
     try:
         engine = runtime.engine()
     except ImportError:  # the backend says so when it is called
         return
-    if not _is_known():
+    try:
+        if not _is_known():
+            return
+        module_type: Any = eval_frame.OptimizedModule
+        module_call = engine.module_call(module_type, _pytorchs_module_call)
+    except Exception as error:
+        note_failure("the call of compiled modules", error)
         return
-    module_type: Any = eval_frame.OptimizedModule
-    module_type.__call__ = engine.module_call(module_type, _pytorchs_module_call)
+    module_type.__call__ = module_call
     context_type: Any = eval_frame.OptimizeContext
     context_type.__call__ = _compile
 
@@ -67,18 +73,26 @@ def install() -> None:
 def _compile(context: eval_frame.OptimizeContext, function: Any) -> Any:
     """As OptimizeContext.__call__, which makes what ``torch.compile`` returns."""
     compiled = _pytorchs_compile(context, function)
-    is_usual = (
-        type(compiled) is types.FunctionType  # not a module, whose `forward` passed here before
-        and len(context.enter_exit_hooks) == 1
-        and context.error_on_graph_break is None
-        and _is_ours(context)
-    )
-    return _cheaper(context, compiled) if is_usual else compiled
+    try:
+        is_usual = (
+            type(compiled) is types.FunctionType  # not a module, whose `forward` passed here before
+            and len(context.enter_exit_hooks) == 1
+            and context.error_on_graph_break is None
+            and _is_ours(context)
+        )
+        return _cheaper(context, compiled) if is_usual else compiled
+    except Exception as error:  # of a backend's attributes, too
+        note_failure("the call of a compiled function", error)
+        return compiled
 
 
 def _is_ours(context: eval_frame.OptimizeContext) -> bool:
+    """Whether PyGraph's backend is to compile it, and may change how it is called."""
     request = eval_frame.innermost_backend(context.callback)
-    return hasattr(getattr(request, "compiler_fn", request), "transforms_for")
+    if not hasattr(getattr(request, "compiler_fn", request), "transforms_for"):
+        return False
+    asked = (getattr(request, "kwargs", {}).get("options") or {}).get("pygraph.patches")
+    return (asked or options.default_patches()) != NONE
 
 
 def _cheaper(context: eval_frame.OptimizeContext, wrapper: Any) -> Callable[..., Any]:

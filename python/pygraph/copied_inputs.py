@@ -53,7 +53,7 @@ class CopiedInputs:
             originals = {_storage(copies[i]): stand_ins[i] for i in copied}
             returned = function(copies)
         for i, copy in written.items():
-            stand_ins[i].copy_(copy)
+            _elements(stand_ins[i]).copy_(_elements(copy))
         # An output that is a view of an input, or one itself, is the same of the call's own input.
         results = [
             _same_of(originals[_storage(result)], result)
@@ -63,6 +63,12 @@ class CopiedInputs:
         ]
         fresh = [i for i, result in enumerate(results) if _is_on_gpu(result) and is_fixed(result)]
         return clone_shared_storages(results, fresh)
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the repetitions of an expanded one."""
+    parts = (slice(1 if stride == 0 else None) for stride in tensor.stride())
+    return tensor[tuple(parts)]
 
 
 def _is_on_gpu(value: Any) -> bool:

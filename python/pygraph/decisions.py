@@ -60,14 +60,14 @@ def save(key: str, decision: Decision) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(dataclasses.asdict(decision)), "utf-8")
         os.replace(temporary, path)
-    except OSError as error:
+    except Exception as error:  # the folder cannot be written, or has no name
         log.debug("a selection was not kept: %s", error)
 
 
 def forget(key: str) -> None:
     """Removes a decision that turned out not to hold."""
     if key:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             _path(key).unlink(missing_ok=True)
 
 

@@ -108,7 +108,7 @@ def prove(graph: Any, args: Sequence[Any], moving: Sequence[int], written: froze
     Raises RuntimeError if the graph cannot be left as it was.
     """
     copied = sum(args[i].nbytes for i in moving)
-    if gpu_memory.make_room(2 * (copied + graph.output_bytes) + graph.block_bytes):
+    if not gpu_memory.make_room(2 * (copied + graph.output_bytes) + graph.block_bytes):
         return "there is no memory for a proof"
     generators = [arg for arg in args if isinstance(arg, torch.Generator)]
     generators.append(torch.cuda.default_generators[torch.cuda.current_device()])

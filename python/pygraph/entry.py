@@ -7,6 +7,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pygraph.audit_schedule import Audits
 from pygraph.recorder import Recording
 from pygraph.selection import Decision, Trial
 
@@ -75,6 +76,8 @@ class Entry:
     capture_seconds: float = 0.0
     waits_seconds: float = 0.0  # host time that uncaptured calls take before a recording
     executable_bytes: int = 0
+    returned: frozenset[int] = frozenset()  # arguments that are results, or that results are views of
+    audits: Audits = dataclasses.field(default_factory=Audits)  # of the graph, or the one it had
     trial: Trial | None = None  # while measuring
     decision: Decision | None = None
     key: str = ""  # of the decision on disk; empty for none
@@ -82,6 +85,11 @@ class Entry:
     calls_until_retry: int = 0  # of one that is refused for now; 0: for good
     counted: tuple[int, int] = (0, 0)  # replays, and nodes touched in them (see device_patching.py)
     has_tried_device: bool = False  # whether it was tried to patch the graph on the device
+    # Captures that raised in threads that had not run the function before.
+    raised_in_new_threads: int = 0
+    # Calls that could not be recorded for a reason of their own, and calls until it is tried again.
+    not_now: int = 0
+    calls_to_skip: int = 0
     looks_outside: int = 0  # the last ones in a row that found another time than was measured
     # Whether a graph may use the memory of arguments that calls give away. Calls that keep what it
     # uses: two for each, less one for each replay since; and the replays until the last of them.

@@ -14,16 +14,17 @@ _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of all elements' bits, each weighted by its position, modulo 2**64.
+    """The sum of all elements' bits, each weighted by its place in memory, modulo 2**64.
 
     Returns a 0-d int64 tensor on the tensor's device; nothing waits for the device. Equal for equal
-    bits whatever the order of the additions. Takes 16 MiB (128 for tensors of over 2**28 elements),
-    half of it until :func:`forget`; reads non-contiguous tensors through a copy.
+    bits whatever the order of the additions, in tensors of the same layout. Takes 16 MiB (128 for
+    tensors of over 2**28 elements), half of it until :func:`forget`; reads tensors with gaps between
+    their elements through a copy.
 
     Made of PyTorch's own operators: a kernel for it would take longer to compile than it saves.
     """
     result = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    flat = _flatten(as_integers(tensor.detach()))
+    flat = distinct(as_integers(tensor.detach())).reshape(-1)
     if flat.numel() == 0:
         return result
     chunk = _LARGE_CHUNK if flat.numel() > _LARGE else _CHUNK
@@ -58,7 +59,25 @@ def _weights(device: torch.device, count: int) -> torch.Tensor:
     return mixed ^ (mixed >> 29)
 
 
-def _flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in one dimension, without a copy where the memory is dense."""
-    dense = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    return dense.view(-1) if dense.is_contiguous() else tensor.reshape(-1)
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the same elements of memory, without repetitions: of a tensor that was expanded, or
+    consists of windows that overlap. Few come twice.
+
+    Tensors of one layout have views of one layout. A dense tensor's has one dimension, in the order of
+    memory. Not for tensors that are still to be conjugated or negated.
+    """
+    if tensor.numel() == 0:
+        return tensor
+    sizes, strides = [1], [1]
+    pairs = zip(tensor.stride(), tensor.size(), strict=True)
+    for stride, size in sorted(pair for pair in pairs if pair[0] > 0 and pair[1] > 1):
+        if sizes[-1] == 1:
+            sizes[-1], strides[-1] = size, stride
+        elif stride % strides[-1] == 0 and stride <= strides[-1] * sizes[-1]:
+            sizes[-1] += (
+                stride // strides[-1] * (size - 1)
+            )  # it goes on where the last one ends, or before
+        else:
+            sizes.append(size)
+            strides.append(stride)
+    return tensor.as_strided(sizes[::-1], strides[::-1], tensor.storage_offset())

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from pygraph import runtime
+
 _SLEEP_CLOCK_HZ = 2e9  # at least any GPU's; a longer sleep than needed does no harm
 _LONGEST = 0.1  # seconds; whatever takes longer to issue has gaps that do not matter
 _ELEMENTS = 1 << 23  # in single precision
@@ -41,5 +43,10 @@ def disturb(seconds: float) -> None:
 
 @functools.cache
 def side_stream(device: int) -> torch.cuda.Stream:
-    """A stream that nobody else uses, for captures and for work beside the program's."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """A stream that nobody else uses, for captures and for work beside the program's.
+
+    Not one of PyTorch's, which are handed out again and again: what an operator keeps for the stream
+    of a recording must not come up in a stream of the program's.
+    """
+    with torch.cuda.device(device):
+        return torch.cuda.ExternalStream(runtime.engine().new_stream(), device)  # type: ignore[no-untyped-call]

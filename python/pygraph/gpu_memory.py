@@ -47,21 +47,26 @@ def give_back_if_due() -> None:
 
 
 def make_room(wanted: int) -> bool:
-    """Lets the allocator give back what it keeps, if the device has no room for so many bytes more, and
-    says whether it has none.
+    """Whether the device has room for so many bytes more. Where it has none, the allocator first gives
+    back what it keeps.
 
     Two ways to run a program, by turns, take their memory in other orders, and may break up pieces that
     the other one needs; where there is room, it gets new ones. Never raises.
     """
     if wanted <= MUCH:
-        return False
+        return True
     with contextlib.suppress(RuntimeError):
-        free, total = torch.cuda.mem_get_info()
-        allowed = torch.cuda.get_per_process_memory_fraction() * total
-        if min(free, allowed - torch.cuda.memory_reserved()) < wanted:
+        if _room() < wanted:
             give_back_all()
-            return True
-    return False
+            return _room() >= wanted
+    return True
+
+
+def _room() -> float:
+    """Bytes that the allocator may take from the device."""
+    free, total = torch.cuda.mem_get_info()
+    allowed = torch.cuda.get_per_process_memory_fraction() * total
+    return min(free, allowed - torch.cuda.memory_reserved())
 
 
 @contextlib.contextmanager

@@ -87,15 +87,21 @@ class Compilation:
         return True
 
     def holds(self) -> bool:
-        """For the guard: False once it is to be compiled anew, and may be."""
-        if not self.expired or not self._may_be_compiled_anew():
-            return True
-        for partition in list(self._partitions):
+        """For the guard: False once it is to be compiled anew, and may be. Never raises."""
+        is_over = False
+        with runtime.harmless("compiling anew, with more cuts,"):
+            is_over = bool(self.expired) and self._may_be_compiled_anew()
+            if is_over:
+                self._leave_reports()
+        return not is_over
+
+    def _leave_reports(self) -> None:
+        partitions = runtime.members(self._partitions)
+        for partition in partitions:
             runtime.partitions.discard(partition)
         observation = observe.current()
         if observation is not None:
-            observation.forget(self.graphs, self._partitions)
-        return False
+            observation.forget(self.graphs, partitions)
 
     def _may_be_compiled_anew(self) -> bool:
         config = torch._dynamo.config

@@ -35,8 +35,8 @@ runtime.engine()  # registers the operators
 
 
 @torch.library.register_fake("pygraph::to_device")  # type: ignore[untyped-decorator]
-def _to_device(host: torch.Tensor, device: torch.device, constant: bool) -> torch.Tensor:
-    return torch.empty(host.shape, dtype=host.dtype, device=device)
+def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(host, device=device)
 
 
 @torch.library.register_fake("pygraph::scalars_to_device")  # type: ignore[untyped-decorator]

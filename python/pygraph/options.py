@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pygraph.patches import EXACT, LEVELS
 from pygraph.transforms.names import TRANSFORMS
 
 _PREFIX = "pygraph."
@@ -18,12 +19,17 @@ SELECTIONS = ("auto", "always", "never")
 
 def _default_selection() -> str:
     """Raises ValueError where PYGRAPH_SELECT is something else."""
-    return _selection("PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
+    return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
 
 
-def _selection(source: str, value: Any) -> str:
-    if value not in SELECTIONS:
-        raise ValueError(f"{source} takes {', '.join(SELECTIONS)}; got {value!r}")
+def default_patches() -> str:
+    """Raises ValueError where PYGRAPH_PATCHES is something else."""
+    return _one_of(LEVELS, "PYGRAPH_PATCHES", os.environ.get("PYGRAPH_PATCHES", EXACT))
+
+
+def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
+    if value not in values:
+        raise ValueError(f"{source} takes {', '.join(values)}; got {value!r}")
     return str(value)
 
 
@@ -34,21 +40,29 @@ class Options:
     select: "auto" measures and uses a graph only where it gains; "always" uses every graph that can be
         used, "never" none. The environment variable PYGRAPH_SELECT gives the default.
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
+    audit: calls of a graph after which one of them is made uncaptured and compared with a replay, bit
+        by bit, again and again; 0 or False for never. Unless given: calls 100, 1000 and every
+        10 000th, later where that would take more than a thousandth of the time (docs/audits.md).
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
     lanes: how many kernels of a graph may run at a time, where they do not need each other's results
         and that is faster. 1 keeps the program's order.
     transforms: names of the code transformations to apply (:mod:`pygraph.transforms`); all unless
         given. "none" for none.
+    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.patches`): "exact" for
+        changes that nothing but time tells from PyTorch's own, "all" for guards that miss some changes
+        of classes, too, "none" for nothing. The environment variable PYGRAPH_PATCHES gives the default.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
         that needs more is refused.
     """
 
     select: str = dataclasses.field(default_factory=_default_selection)
     verify: bool = True
+    audit: int | None = None
     max_graphs: int = 256
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
+    patches: str = dataclasses.field(default_factory=default_patches)
     record_capacity_gib: int = 1024
 
 
@@ -68,15 +82,27 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
         valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
     if name == "select":
-        return name, _selection(f"option {key!r}", value)
+        return name, _one_of(SELECTIONS, f"option {key!r}", value)
+    if name == "patches":
+        return name, _one_of(LEVELS, f"option {key!r}", value)
     if name == "transforms":
         return name, _transforms(key, value)
+    if name == "audit":
+        return name, _audit(key, value)
     expected = type(fields[name].default)
     if type(value) is not expected:
         raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
         raise ValueError(f"option {key!r} must be at least 1, got {value!r}")
     return name, value
+
+
+def _audit(key: str, value: Any) -> int | None:
+    if value is True:
+        return None
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"option {key!r} takes a number of calls, or False; got {value!r}")
+    return int(value)
 
 
 def _transforms(key: str, value: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from torch._dynamo.source import AttrSource, ChainedSource, DictGetItemSource, N
 from torch._guards import Source
 
 from pygraph import runtime
+from pygraph.patches import Changes
 from pygraph.substitutes import digest_of
 
 # Of the source of what writes the code: each argument's own, in their order, and nothing in between.
@@ -33,17 +34,17 @@ _FEWEST = 4  # arguments that are worth a call
 _Steps = tuple[tuple[str, str], ...]
 
 
-def load_at_once(gm: torch.fx.GraphModule) -> None:
+def load_at_once(gm: torch.fx.GraphModule, changes: Changes) -> None:
     """Changes how the code that Dynamo will write loads the graph's arguments.
 
-    gm: as Dynamo gave it to the backend, which is about to return.
+    gm: as Dynamo gave it to the backend, which is about to return; changes: of its compilation.
     """
     if digest_of((_writes_arguments,)) != _DIGEST:
         return
     if dynamo_config.caching_precompile:  # the code is stored, and the engine's function cannot be
         return
     arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
-    for run in _runs(arguments):
+    for run in _runs(arguments, changes):
         for argument in run.arguments:
             argument.source = _LoadedAtOnce(argument.source, run)
 
@@ -53,24 +54,33 @@ class _Run:
     """Arguments that follow each other, and the model that all of them belong to."""
 
     model: Source
+    changes: Changes
     arguments: list[Any] = dataclasses.field(default_factory=list)
     steps: list[_Steps] = dataclasses.field(default_factory=list)
     is_loaded: bool = False
 
     def load(self, codegen: Any) -> None:
         """Writes the code that puts all of them on the stack, the first one lowest, if they still
-        follow each other."""
+        follow each other. Without it, each is loaded by itself."""
+        self.is_loaded = False
+        before = list(codegen._output), dict(codegen.tempvars), codegen.top_of_stack
+        with self.changes.trying("the loading of parameters"):
+            self._write(codegen)
+        if not self.is_loaded:
+            codegen._output[:], codegen.tempvars, codegen.top_of_stack = before
+
+    def _write(self, codegen: Any) -> None:
         ids = [id(argument) for argument in codegen.tx.output.graphargs]
         first = ids.index(id(self.arguments[0]))
         if ids[first : first + len(self.arguments)] != [id(argument) for argument in self.arguments]:
             return
-        self.is_loaded = True
         name = codegen.tx.output.install_global_by_id("__pygraph_parameters", self._loader())
         codegen.add_push_null(lambda: codegen.append_output(codegen.create_load_global(name, add=True)))
         codegen(self.model)
         codegen.extend_output(create_call_function(1, False))
         codegen.append_output(create_instruction("UNPACK_SEQUENCE", arg=len(self.arguments)))
         codegen.clear_tos()
+        self.is_loaded = True
 
     def _loader(self) -> Any:
         objects: dict[_Steps, int] = {(): 0}
@@ -108,7 +118,7 @@ class _LoadedAtOnce(ChainedSource):  # type: ignore[misc]
             codegen(self.base)
 
 
-def _runs(arguments: Sequence[Any]) -> Iterator[_Run]:
+def _runs(arguments: Sequence[Any], changes: Changes) -> Iterator[_Run]:
     run: _Run | None = None
     for argument in (*arguments, None):
         model, steps = _way_to(argument)
@@ -117,7 +127,7 @@ def _runs(arguments: Sequence[Any]) -> Iterator[_Run]:
                 yield run
             run = None
         if model is not None:
-            run = run or _Run(model)
+            run = run or _Run(model, changes)
             run.arguments.append(argument)
             run.steps.append(steps)
 

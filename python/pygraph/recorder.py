@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pygraph import gpu_memory, runtime
+from pygraph import gpu_memory, memory_pools, owned_memory, runtime
 from pygraph.copied_inputs import CopiedInputs, allocating_from
 from pygraph.gpu_load import side_stream
 from pygraph.kernel_access import accesses_of
@@ -31,6 +31,7 @@ _DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
 class Recording:
     """A captured graph, and the pair of recordings whose stand-ins verification still needs.
 
+    returned: positions of the arguments that are results, or that results are views of.
     branched: the same graph, its nodes beside each other where they can be, or None.
     """
 
@@ -38,6 +39,7 @@ class Recording:
     pair: Any  # pygraph._engine.RecordingPair
     generators: list[torch.Generator]  # that the graph advances
     given_away: frozenset[int] = frozenset()  # arguments that nobody sees after the call
+    returned: frozenset[int] = frozenset()
     branched: Any | None = None  # pygraph._engine.CapturedGraph
 
 
@@ -51,6 +53,7 @@ def record(
     given_away: Sequence[Any],
     capacity: int,
     lanes: int,
+    written: set[int],
     copied: CopiedInputs | None = None,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
@@ -61,6 +64,8 @@ def record(
     given_away: arguments that nobody sees after calls (the engine's GivenAway; bindings/donation.h).
     capacity: addresses for each recording, in bytes.
     lanes: how many nodes of a graph may run at a time.
+    written: gets the positions of arguments that the function may write to, also where the recordings
+    cannot be linked.
     copied: if the function is to work on copies of its arguments, at fixed addresses.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
@@ -81,10 +86,14 @@ def record(
         for index in range(2):
             with gpu_memory.unlimited():  # stand-ins count, and take none
                 count = _capture(function, pair, index, device, sources, generators, copied)
+            memory_pools.free(device)
+            written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)
+        pair.surround(owned_memory.held_tensors(function), owned_memory.cached_memory)
         graph = pair.link(together, donated, 1)
         branched = link_branched(pair, together, donated, lanes)
-        return Recording(graph, pair, generators, unseen, branched)
+        returned = frozenset(pair.returned())
+        return Recording(graph, pair, generators, unseen, returned, branched)
 
 
 def link_branched(pair: Any, together: list[int], given_away: list[Any], lanes: int) -> Any | None:
@@ -103,6 +112,11 @@ def link_branched(pair: Any, together: list[int], given_away: list[Any], lanes: 
 
 
 OUT_OF_MEMORY = "ran out of memory"  # how reasons end that may be gone later
+
+
+class PoolInUse(RuntimeError):
+    """The thread allocates from a pool of the program's (torch.cuda.use_mem_pool), which PyTorch serves
+    it from also while it captures. Calls outside of the pool can be recorded."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -124,10 +138,12 @@ def _capture(
 ) -> int:
     """Makes one of the recordings; returns the number of outputs."""
     stand_ins = pair.stand_ins(index)
+    stream = side_stream(device)
     pool = torch.cuda.MemPool(_allocator("pygraph_record_allocate"))
     fixed_pool = torch.cuda.MemPool(_allocator("pygraph_fixed_allocate")) if copied else None
+    pools = [p for p in (pool, fixed_pool) if p is not None]
+    memory_pools.to_be_freed.extend(pools)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    stream = side_stream(device)
     returned: Sequence[Any] | None = None
     with torch.cuda.stream(stream), _quiet_libraries():
         for generator in generators:
@@ -138,6 +154,8 @@ def _capture(
                 pool=pool.id,  # type: ignore[arg-type]
                 capture_error_mode="thread_local",
             )
+            if not pair.is_recorded(torch.empty(1, device=f"cuda:{device}")):
+                raise PoolInUse("the call's memory comes from a torch.cuda.MemPool of the program's")
             if copied is None or fixed_pool is None:
                 returned = function(stand_ins)
             else:
@@ -153,14 +171,49 @@ def _capture(
         except BaseException:
             pair.end()
             _abandon_capture(graph, pool, device, generators)
+            _abandoned.append((pair, index, pools))
             raise
     try:
-        accesses = accesses_of(function) if index == 1 else {}
-        pair.finish(index, graph.raw_cuda_graph(), returned, sources, accesses)
-        return len(returned)
+        pair.finish(index, graph.raw_cuda_graph(), returned, sources, accesses_of(function))
+        count = len(returned)
+    except BaseException:
+        _abandoned.append((pair, index, pools))
+        raise
     finally:
         del returned, sentinels
         graph.reset()
+    holder = _keep_held(pair, index, pools)
+    if holder:
+        raise runtime.engine().NotRelocatable(f"{holder} keeps memory that it allocates in a recording")
+    return count
+
+
+def _keep_held(pair: Any, index: int, pools: list[torch.cuda.MemPool]) -> str:
+    """Makes what somebody still holds of a recording's memory valid for good; says who allocated it."""
+    pieces = owned_memory.still_held(pools)
+    if not pieces:
+        return ""
+    _kept_pools.extend(pools)
+    return pair.keep(index, pieces)  # type: ignore[no-any-return]
+
+
+_kept_pools: list[torch.cuda.MemPool] = []
+_abandoned: list[tuple[Any, int, list[torch.cuda.MemPool]]] = []  # recordings that raised
+
+
+def check_abandoned() -> None:
+    """To be called when the error of a recording is gone, which held what the recording had."""
+    while _abandoned:
+        try:
+            _keep_held(*_abandoned.pop())
+        except Exception:
+            log.warning("what a recording has left could not be looked at", exc_info=True)
+
+
+def make_handles() -> None:
+    """Makes what cuBLAS keeps for each thread from its first use on, and cannot make in a capture. Not
+    for programs that do without: it takes 70 MiB."""
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -186,14 +239,16 @@ def _abandon_capture(
 ) -> None:
     """Brings stream, allocator and generators back after a capture that failed."""
     try:
-        graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the CUDA graph is empty"
+            graph.capture_end()
     except Exception:
         # PyTorch 2.11 leaves the allocator routed to the pool and generators in capture mode.
         torch._C._cuda_endAllocateToPool(device, pool.id)
         if pool.use_count() > 1:
             torch._C._cuda_releasePool(device, pool.id)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "the CUDA graph is empty"
+            warnings.simplefilter("ignore")
             empty = torch.cuda.CUDAGraph()
             for generator in generators:
                 empty.register_generator_state(generator)

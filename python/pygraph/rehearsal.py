@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pygraph import gpu_memory, host_memory, runtime
-from pygraph.clones import clone_shared_storages
+from pygraph.clones import clone_shared_storages, sharing_storages
 from pygraph.fingerprint import forget
 from pygraph.recorder import Recording
 from pygraph.selection import timed
@@ -53,11 +53,13 @@ class Rehearsal:
         self._args = args
         self._pair = recording.pair
         forms = [g for g in (recording.graph, recording.branched) if g is not None]
-        self._overwritten = sorted(mutated.union(*(form.donated for form in forms)))
-        self._visible = sorted(mutated - recording.given_away)
         # What nobody else holds; to be asked before Python has looked at the storages (clones.py).
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
+        # A result that is an argument must not be compared with itself: so each run has its own.
+        own = mutated.union(recording.returned, *(form.donated for form in forms))
+        self._overwritten = sorted(own)
+        self._visible = sorted(sharing_storages(args, mutated) - recording.given_away)
         self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
         self._movable_bytes = sum(args[i].nbytes for i in self._movable)
         self._waiting: list[int] = []  # in host memory: none or all that is movable
@@ -67,6 +69,11 @@ class Rehearsal:
         self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
+
+    @property
+    def visible(self) -> list[int]:
+        """Positions of the inputs that are results after the outputs."""
+        return self._visible
 
     @property
     def graph(self) -> Any:
@@ -155,8 +162,13 @@ class Rehearsal:
         return self._with_room(run)
 
     def _clones(self) -> list[Any]:
-        """The arguments of one run."""
-        return clone_shared_storages(self._args, self._overwritten, self._device)
+        """The arguments of one run. Its writes count for none of the call's own tensors: what is not
+        cloned has a version counter of its own."""
+        clones = clone_shared_storages(self._args, self._overwritten, self._device)
+        return [
+            clone.data if clone is arg and isinstance(arg, torch.Tensor) else clone
+            for clone, arg in zip(clones, self._args, strict=True)
+        ]
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """The run's results; of inputs in host memory where they are large, or memory is short."""

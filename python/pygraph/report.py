@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pygraph import runtime
+from pygraph.entry import Entry, PartitionInfo
 from pygraph.selection import Timing
 
 
@@ -21,14 +22,20 @@ class GraphStats:
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     lanes: how many of its kernels may run at a time (1: one after the other).
     replays: launches so far. nodes_touched: node updates in all of them.
+    calls_elsewhere: calls that ran uncaptured because a replay on their stream would have had to wait
+        for another stream, or was the first one there.
     patched_on_device: whether one kernel makes these, and not the host, node by node.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
     bytes_copied: per replay, of inputs and results of a graph that cannot be relocated; 0 for others.
     fixed_bytes: memory that such a graph keeps for itself between launches.
-    workspace_bytes: internal memory that is kept between launches, shared by all graphs of the device.
+    workspace_bytes: internal memory that is kept between launches, shared by all graphs of a stream.
     block_bytes: internal memory that is taken for each launch and given back at once.
     executable_bytes: device memory that the executable graph took, as far as it showed.
     capture_seconds: for recording twice, linking and verifying.
+    audits: replays that were compared with an uncaptured call since; audits_failed: of them, those that
+        found the graph wrong (it is refused then); audits_skipped: what was due and not possible, as
+        memory was short, say.
+    replays_since_audit: replays since the graph was last found right, by verification or an audit.
     """
 
     name: str
@@ -41,6 +48,7 @@ class GraphStats:
     lanes: int
     replays: int
     nodes_touched: int
+    calls_elsewhere: int
     patched_on_device: bool
     bytes_not_copied: int
     bytes_copied: int
@@ -50,37 +58,49 @@ class GraphStats:
     executable_bytes: int
     capture_seconds: float
     timings: Mapping[str, Timing]
+    audits: int
+    audits_failed: int
+    audits_skipped: int
+    replays_since_audit: int
 
 
 def stats() -> list[GraphStats]:
     """One row per partition and signature, in no particular order. Thread-safe."""
-    rows = []
-    for partition in list(runtime.partitions):
-        for entry in list(partition.entries.values()):
-            graph = entry.graph
-            failed = graph is not None and graph.failure
-            bytes_copied = graph.copied_bytes if graph else 0
-            rows.append(
-                GraphStats(
-                    name=partition.info.name,
-                    device=partition.info.device,
-                    state="refused" if failed else entry.state.value,
-                    reason=graph.failure if failed else entry.reason,
-                    nodes=graph.nodes if graph else 0,
-                    relocations=graph.relocations if graph else 0,
-                    symbols=graph.symbols if graph else 0,
-                    lanes=graph.lanes if graph else 0,
-                    replays=graph.replays if graph else 0,
-                    nodes_touched=graph.nodes_touched if graph else 0,
-                    patched_on_device=bool(graph and graph.is_patched_on_device),
-                    bytes_not_copied=max(0, entry.copied_bytes - bytes_copied),
-                    bytes_copied=bytes_copied,
-                    fixed_bytes=graph.fixed_bytes if graph else 0,
-                    workspace_bytes=graph.workspace_bytes if graph else 0,
-                    block_bytes=graph.block_bytes if graph else 0,
-                    executable_bytes=entry.executable_bytes,
-                    capture_seconds=entry.capture_seconds,
-                    timings=entry.decision.timings if entry.decision else {},
-                )
-            )
-    return rows
+    return [
+        _row(partition.info, entry)
+        for partition in runtime.all_partitions()
+        for entry in partition.entries.copy().values()
+    ]
+
+
+def _row(info: PartitionInfo, entry: Entry) -> GraphStats:
+    # Read once each: other threads may drop a graph or a decision meanwhile.
+    graph, decision, audits = entry.graph, entry.decision, entry.audits
+    failure = str(graph.failure) if graph is not None else ""
+    bytes_copied = graph.copied_bytes if graph else 0
+    return GraphStats(
+        name=info.name,
+        device=info.device,
+        state="refused" if failure else entry.state.value,
+        reason=failure or entry.reason,
+        nodes=graph.nodes if graph else 0,
+        relocations=graph.relocations if graph else 0,
+        symbols=graph.symbols if graph else 0,
+        lanes=graph.lanes if graph else 0,
+        replays=graph.replays if graph else 0,
+        nodes_touched=graph.nodes_touched if graph else 0,
+        calls_elsewhere=graph.calls_elsewhere if graph else 0,
+        patched_on_device=bool(graph and graph.is_patched_on_device),
+        bytes_not_copied=max(0, entry.copied_bytes - bytes_copied),
+        bytes_copied=bytes_copied,
+        fixed_bytes=graph.fixed_bytes if graph else 0,
+        workspace_bytes=graph.workspace_bytes if graph else 0,
+        block_bytes=graph.block_bytes if graph else 0,
+        executable_bytes=entry.executable_bytes,
+        capture_seconds=entry.capture_seconds,
+        timings=decision.timings if decision else {},
+        audits=audits.made,
+        audits_failed=audits.failed,
+        audits_skipped=audits.skipped,
+        replays_since_audit=audits.replays_since_good(graph.replays if graph else None),
+    )

@@ -57,6 +57,33 @@ def notice_once(text: str) -> None:
     log.warning(text)
 
 
+def all_partitions() -> list[Partition]:
+    """Those that are alive. Thread-safe."""
+    return members(partitions)
+
+
+def members(of: weakref.WeakSet[Partition]) -> list[Partition]:
+    """What is alive of a set that other threads change."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # one was added or dropped meanwhile
+            return list(of)
+
+
+def note(level: int, text: str, *values: object) -> None:
+    """Logs something in the middle of a call, which a handler of the user's must not end."""
+    with contextlib.suppress(Exception):
+        log.log(level, text, *values)
+
+
+@contextlib.contextmanager
+def harmless(doing: str) -> Iterator[None]:
+    """For what a call can do without, such as what makes later calls cheaper. Errors end here."""
+    try:
+        yield
+    except Exception as error:
+        note(logging.WARNING, "%s failed: %s: %s", doing, type(error).__name__, error)
+
+
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
     """No graph of the process is replayed inside the context, in any thread; none is recorded."""
@@ -73,5 +100,5 @@ def reset() -> None:
 
     Compiled programs stay usable; they run uncaptured and record anew. Thread-safe.
     """
-    for partition in list(partitions):
+    for partition in all_partitions():
         partition.reset()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,6 @@ from pygraph.selection import PATCHED_ON_DEVICE, UNCAPTURED, Decision, Sample, T
 
 if TYPE_CHECKING:
     from pygraph.partition import Partition
-
-log = logging.getLogger("pygraph")
 
 # After so many graphs in a row that were selected, further shapes need no trial.
 _AGREEING_TRIALS = 3
@@ -29,7 +28,9 @@ _LOOKS_OUTSIDE = 3
 
 class Selector:
     """Takes a partition's calls from the moment that a graph was captured to the decision, and later
-    those that look at it. Not thread-safe beyond Python's lock; one trial runs at a time."""
+    those that look at it. Whoever calls it holds the record lock, but for ``run`` and ``look``, which
+    take it. What it measures, keeps on disk or cleans up never ends a call: where that fails, the
+    signature goes on as it is, or uncaptured."""
 
     def __init__(self, partition: Partition, mode: str) -> None:
         """mode: the option ``pygraph.select``."""
@@ -43,21 +44,26 @@ class Selector:
         if self._mode == "never":
             entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
         elif self._mode == "auto" and not entry.key:
-            info = self._partition.info
-            signature = key + (entry.form.value.encode() if entry.form is Form.ALL_COPIED else b"")
-            entry.key = decisions.key_of(info.program, signature, info.device)
-            entry.decision = decisions.load(entry.key)
+            with runtime.harmless("looking for a selection on disk"):
+                self._load(key, entry)
             if entry.decision is not None and entry.decision.selected == UNCAPTURED:
                 entry.state, entry.reason = State.NOT_SELECTED, _reason(entry.decision)
+
+    def _load(self, key: bytes, entry: Entry) -> None:
+        info = self._partition.info
+        signature = key + (entry.form.value.encode() if entry.form is Form.ALL_COPIED else b"")
+        entry.key = decisions.key_of(info.program, signature, info.device)
+        entry.decision = decisions.load(entry.key)
 
     def captured(self, entry: Entry) -> None:
         """The entry has a verified graph: to be used, or to be tried."""
         is_open = self._mode == "auto" and entry.decision is None
-        if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
-            self._begin(entry, _first_trial(entry))
-        else:
-            self._clean_up(entry)
-            self.keep(entry)
+        with self._refusing(entry, "its selection"):
+            if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
+                self._begin(entry, _first_trial(entry))
+            else:
+                self._clean_up(entry)
+                self.keep(entry)
 
     def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """One call of a trial."""
@@ -71,30 +77,68 @@ class Selector:
             runtime.record_lock.release()
 
     def _try(self, key: bytes, entry: Entry, trial: Trial, args: list[Any]) -> Sequence[Any]:
+        with runtime.harmless("making room for a trial"):
+            self._make_room(entry, trial)
+        outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
+        if sample is None:
+            return outputs
+        with self._refusing(entry, "its trial"):
+            decision = trial.add(sample)
+            if decision is not None:
+                self._decide(key, entry, decision)
+        return outputs
+
+    def _make_room(self, entry: Entry, trial: Trial) -> None:
         graph = entry.graph
         with torch.cuda.device(self._partition.info.device):
             wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
-            is_short = gpu_memory.make_room(wanted)
+            is_short = not gpu_memory.make_room(wanted)
         if is_short and trial.variant == UNCAPTURED:
             graph.release_workspace()
-        outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
-        decision = trial.add(sample) if sample is not None else None
-        if decision is not None:
-            self._decide(key, entry, decision)
-        return outputs
+
+    @contextlib.contextmanager
+    def _refusing(self, entry: Entry, what: str) -> Iterator[None]:
+        """Lets the signature run uncaptured for good where something fails that must not."""
+        try:
+            yield
+        except Exception as error:
+            if entry.graph is not None:
+                runtime.engine().remove_graph(self._partition.callable, entry.graph)
+            self._partition.refuse(entry, f"{what} failed with {recorder.describe_failure(error)}")
 
     def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """A call whose decision is due for a look, or that the engine does not know yet."""
         if not runtime.record_lock.acquire(blocking=False):
             return self._partition.uncaptured(args)  # still due at the next call
         try:
+            # Another thread may have begun a trial, or have found the graph suspect, meanwhile.
+            if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
+                return self._partition.uncaptured(args)
             return self._look(key, entry, args)
         finally:
             runtime.record_lock.release()
 
     def _look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        found: Trial | str | None = None
+        with self._refusing(entry, "a look at its selection"):
+            found = self._prepare_look(key, entry, args)
+            if isinstance(found, Trial):
+                self._begin(entry, found)
+        if entry.trial is not None:
+            return self._try(key, entry, entry.trial, args)
+        if not isinstance(found, str):
+            return self._partition.uncaptured(args)
+        outputs, sample = self._timed(entry, found, args, sleep=0.0)
+        if sample is not None:
+            with self._refusing(entry, "a look at its selection"):
+                self._compare(key, entry, found, sample)
+        return outputs
+
+    def _prepare_look(self, key: bytes, entry: Entry, args: list[Any]) -> Trial | str | None:
+        """The variant to look at, or a trial that is to be made. None: the call goes uncaptured."""
         has_graph = entry.state is State.CAPTURED
         is_new = entry.looks == 0 and not has_graph
+        touched = 0.0
         if has_graph:
             touched = device_patching.count(entry)
             self.keep(entry)
@@ -105,24 +149,26 @@ class Selector:
         decision = entry.decision
         if entry.calls_until_retry > 0 and not is_new:
             self._forget(key)
-            return self._partition.uncaptured(args)
-        if is_new or decision is None or entry.state is State.MEASURING:
-            return self._partition.uncaptured(args)
+            return None
+        if is_new or decision is None:
+            return None
         if has_graph and device_patching.is_open(entry):
             trial = device_patching.consider(self._partition, entry, decision, args, touched)
             if trial is not None:
-                self._begin(entry, trial)
-                return self._try(key, entry, trial, args)
-            has_graph = entry.graph is not None
-        selected = device_patching.form_of(entry.graph) if has_graph else UNCAPTURED
-        outputs, sample = self._timed(entry, selected, args, sleep=0.0)
-        if sample is not None and sample.latency is not None and selected in decision.timings:
-            measured = decision.timings[selected].latency
-            is_outside = not measured / _BAND < sample.latency < measured * _BAND
-            entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
-            if entry.looks_outside >= _LOOKS_OUTSIDE:
-                self._decide_anew(key, entry)
-        return outputs
+                return trial
+            if entry.graph is None:  # given up
+                return None
+        return device_patching.form_of(entry.graph) if has_graph else UNCAPTURED
+
+    def _compare(self, key: bytes, entry: Entry, variant: str, sample: Sample) -> None:
+        """Makes a decision anew where times are no longer what they were."""
+        if entry.decision is None or variant not in entry.decision.timings or sample.latency is None:
+            return
+        measured = entry.decision.timings[variant].latency
+        is_outside = not measured / _BAND < sample.latency < measured * _BAND
+        entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
+        if entry.looks_outside >= _LOOKS_OUTSIDE:
+            self._decide_anew(key, entry)
 
     def _begin(self, entry: Entry, trial: Trial) -> None:
         """The graph is on trial from now on, and not the engine's."""
@@ -132,21 +178,23 @@ class Selector:
     def _timed(
         self, entry: Entry, variant: str, args: list[Any], sleep: float
     ) -> tuple[Sequence[Any], Sample | None]:
-        """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured."""
+        """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured, or if
+        nothing could be measured."""
         has_room = True
         with torch.cuda.device(self._partition.info.device):
             if variant == UNCAPTURED:
-                return timed(lambda: self._partition.uncaptured(args), sleep)
+                return _measured(lambda: self._partition.uncaptured(args), sleep)
             try:
                 entry.graph.patch_on_device(variant == PATCHED_ON_DEVICE)
-                outputs, sample = timed(lambda: entry.graph.replay(args, True), sleep)
+                outputs, sample = _measured(lambda: entry.graph.replay(args, True), sleep)
                 args.clear()
                 return outputs, sample
             except torch.OutOfMemoryError:
                 has_room = False
-            except (runtime.engine().WorkspaceBusy, runtime.engine().NotGivenAway):
+            except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway):
                 pass  # this call only
-            except RuntimeError as error:  # nothing was launched
+            except Exception as error:  # nothing was launched
+                runtime.engine().remove_graph(self._partition.callable, entry.graph)
                 self._partition.refuse(entry, recorder.describe_failure(error))
             if not has_room:
                 self._note_no_room(entry)
@@ -165,9 +213,12 @@ class Selector:
             timings = {**entry.decision.timings, **decision.timings}
             decision = Decision(decision.selected, timings)
         entry.trial, entry.decision = None, decision
-        decisions.save(entry.key, decision)
-        log.info(
-            "%s: %s is selected: %s", self._partition.info.name, decision.selected, decision.timings
+        with runtime.harmless("keeping a selection on disk"):
+            decisions.save(entry.key, decision)
+        runtime.note(
+            logging.INFO,
+            "%s: %s is selected: %s",
+            *(self._partition.info.name, decision.selected, decision.timings),
         )
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
@@ -186,18 +237,22 @@ class Selector:
     def _clean_up(self, entry: Entry) -> None:
         """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
         program that goes on uncaptured would take the same pieces again.)"""
-        gpu_memory.free_library_workspaces()
-        if self._has_cleaned_up:  # later shapes come while the program is under way
-            gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
-        else:
-            gpu_memory.give_back_all()
-            self._has_cleaned_up = True
-        gpu_memory.settle(entry.graph)
+        with runtime.harmless("freeing what compilation has left"):
+            gpu_memory.free_library_workspaces()
+            if self._has_cleaned_up:  # later shapes come while the program is under way
+                gpu_memory.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
+            else:
+                gpu_memory.give_back_all()
+                self._has_cleaned_up = True
+        with runtime.harmless("settling a graph's workspace"):
+            gpu_memory.settle(entry.graph)
 
     def _decide_anew(self, key: bytes, entry: Entry) -> None:
         partition = self._partition
-        log.info("%s: its time has left the band that was measured", partition.info.name)
-        decisions.forget(entry.key)
+        text = "%s: its time has left the band that was measured"
+        runtime.note(logging.INFO, text, partition.info.name)
+        with runtime.harmless("forgetting a selection on disk"):
+            decisions.forget(entry.key)
         entry.decision, entry.looks_outside = None, 0
         self._graphs_in_a_row = 0
         if entry.state is State.CAPTURED:
@@ -209,7 +264,7 @@ class Selector:
         """Lets a signature that runs uncaptured be recorded anew."""
         runtime.engine().clear_without_graph(self._partition.callable)
         self._partition.entries.pop(key, None)
-        for entry in self._partition.entries.values():
+        for entry in self._partition.entries.copy().values():
             entry.looks = 0  # the engine is to be told of the others again
 
     def keep(self, entry: Entry) -> None:
@@ -220,6 +275,26 @@ class Selector:
             calls = _CALLS_UNTIL_COUNT if is_early else _CALLS_PER_LOOK
             device_patching.count(entry)
         self._partition.keep(entry.graph, calls)
+
+
+def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[Any], Sample | None]:
+    """As ``timed``; but where it is the measuring that fails, the call is made all the same."""
+    results: list[Sequence[Any]] = []
+    has_begun = False
+
+    def call() -> Sequence[Any]:
+        nonlocal has_begun
+        has_begun = True
+        results.append(run())
+        return results[0]
+
+    try:
+        return timed(call, sleep)
+    except Exception as error:
+        if has_begun and not results:
+            raise
+        runtime.note(logging.WARNING, "a call could not be timed: %s", error)
+    return (results[0] if results else run()), None
 
 
 def _first_trial(entry: Entry) -> Trial:

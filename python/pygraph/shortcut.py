@@ -4,12 +4,17 @@ Inductor's generated wrapper is called once with opaque objects instead of tenso
 instead of the partition and of the function that makes views. If the wrapper only hands objects from
 its arguments to the partition, and from there, or views of them, to its result, that shows how it
 orders them. It may send CPU values to the GPU first, by PyGraph's operators (:mod:`pygraph.ops`).
-Anything else it does with an opaque object raises, and then the graph keeps its wrapper.
+
+The wrapper sees no other name than those listed here, and no builtin function: whatever else it
+calls, be it an operator with effects and without tensors, raises. So does whatever it asks of an
+opaque object, such as whether a size is the expected one. Then the graph keeps its wrapper.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +23,14 @@ import torch
 
 from pygraph import runtime
 
+log = logging.getLogger("pygraph")
+
 # Size and strides, in elements, and offset from the first element of the tensor that is viewed.
 View = tuple[list[int], list[int], int]
 Output = tuple[bool, int, View | None]
-# What is sent to the GPU before the partition is called: the graph arguments, the device, and for a
-# single tensor whether it is a module's constant; None for numbers that are sent as one vector.
-Sent = tuple[list[int], torch.device, bool | None]
+# What is sent to the GPU before the partition is called: the graph arguments, the device, and whether
+# they are numbers, sent as one vector.
+Sent = tuple[list[int], torch.device, bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +93,36 @@ def is_plain_inference(input_count: int) -> bool:
     )
 
 
+class _Opaque:
+    """Stands for a tensor or a size. It can be handed on, and nothing can be asked of it."""
+
+    def _refuse(self, *args: object) -> Any:
+        raise TypeError("the wrapper asks for a value")
+
+    __eq__ = __ne__ = __bool__ = __hash__ = _refuse
+
+
 class _Spies:
     """What the wrapper is given instead of tensors, of the partition, and of what it calls."""
 
     def __init__(self, input_count: int, output_count: int) -> None:
-        self.given = [object() for _ in range(input_count)]
-        self._made = [object() for _ in range(output_count)]
+        self.given = [_Opaque() for _ in range(input_count)]
+        self._made = [_Opaque() for _ in range(output_count)]
         self._sent: list[tuple[object, Sent]] = []
         self._views: list[tuple[object, object, View]] = []  # the view, its base
         self._calls: list[list[object]] = []
 
     def globals(self, real: dict[str, Any]) -> dict[str, Any]:
-        """Of the wrapper's module."""
-        torch_module = _Instead(torch, ops=_Instead(torch.ops, pygraph=self._operators()))
+        """All that the wrapper may use of its module."""
+        cuda = types.SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda index: None)
+        operators = types.SimpleNamespace(pygraph=self._operators())
         return {
-            **real,
-            "torch": torch_module,
+            "__builtins__": {},
+            "torch": types.SimpleNamespace(ops=operators, cuda=cuda, device=torch.device),
+            "device": torch.device,
             "reinterpret_tensor": self._reinterpret_tensor,
             # Sizes and alignments of what PyGraph's operators return are known to be right.
-            **{name: self._check(real[name]) for name in _CHECKS if name in real},
+            **{name: self._check for name in _CHECKS if name in real},
         }
 
     def partition(self, args: list[object]) -> tuple[object, ...]:
@@ -112,32 +130,29 @@ class _Spies:
         return tuple(self._made)
 
     def _operators(self) -> Any:
-        def to_device(host: object, device: torch.device, constant: bool) -> object:
-            return self._send([host], device, constant)
+        def to_device(host: object, device: torch.device) -> object:
+            return self._send([host], device, False)
 
         def scalars_to_device(scalars: list[object], device: torch.device) -> object:
-            return self._send(scalars, device, None)
+            return self._send(scalars, device, True)
 
         return types.SimpleNamespace(
             to_device=types.SimpleNamespace(default=to_device),
             scalars_to_device=types.SimpleNamespace(default=scalars_to_device),
         )
 
-    def _send(self, host: list[object], device: torch.device, constant: bool | None) -> object:
+    def _send(self, host: list[object], device: torch.device, is_vector: bool) -> object:
         positions = [self._position(tensor) for tensor in host]
-        self._sent.append((object(), (positions, device, constant)))
+        self._sent.append((_Opaque(), (positions, device, is_vector)))
         return self._sent[-1][0]
 
     def _reinterpret_tensor(self, base: object, size: Any, stride: Any, offset: int = 0) -> object:
-        self._views.append((object(), base, (list(size), list(stride), offset)))
+        self._views.append((_Opaque(), base, (list(size), list(stride), offset)))
         return self._views[-1][0]
 
-    def _check(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def check(tensor: object, *args: Any) -> None:
-            if all(tensor is not result for result, _ in self._sent):
-                real(tensor, *args)
-
-        return check
+    def _check(self, tensor: object, *args: Any) -> None:
+        if all(tensor is not result for result, _ in self._sent):
+            raise TypeError("the wrapper checks a tensor")
 
     def _position(self, tensor: object) -> int:
         """Of a graph argument. Raises ValueError where it is none."""
@@ -167,17 +182,6 @@ class _Spies:
         return Route([i for i in inputs if i is not None], outputs, [how for _, how in self._sent])
 
 
-class _Instead:
-    """A module or namespace with some of its attributes replaced."""
-
-    def __init__(self, real: Any, **replaced: Any) -> None:
-        self._real = real
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
 _CHECKS = ("assert_size_stride", "assert_alignment")
 
 
@@ -191,11 +195,12 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
         # A copy of the function: nothing changes for whoever runs the original meanwhile.
         call = runner.call.__func__
         names = spies.globals(call.__globals__)
-        probe = types.FunctionType(call.__code__, names, closure=call.__closure__)
+        probe = types.FunctionType(call.__code__, names)
         return spies.route(
             probe(types.SimpleNamespace(partitions=[spies.partition]), list(spies.given))
         )
-    except Exception:
+    except Exception as error:
+        log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
         return None
 
 

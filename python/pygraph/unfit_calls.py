@@ -25,11 +25,11 @@ _CALLS = 8
 _MOVES = 2
 
 
-def is_fit(entry: Entry, args: list[Any]) -> bool:
-    """Whether the entry's graph can serve the call."""
-    if not gives_away(args, entry.graph.donated):
+def is_fit(form: Form, graph: Any, args: list[Any]) -> bool:
+    """Whether the graph, of that form, can serve the call."""
+    if not gives_away(args, graph.donated):
         return False
-    return entry.form is Form.RELOCATED or bool(entry.graph.matches(args))
+    return form is Form.RELOCATED or bool(graph.matches(args))
 
 
 def gives_away(args: list[Any], positions: Sequence[int]) -> bool:

@@ -28,20 +28,6 @@ int set_param_on_device(void* node, uint64_t offset, const void* value, size_t s
   return abi::kSuccess;
 }
 
-void run_memcpy(const abi::Memcpy3D& copy) {
-  std::memcpy(reinterpret_cast<void*>(copy.dst_device),
-              reinterpret_cast<const void*>(copy.src_device), copy.width_bytes);
-}
-
-void run_memset(const abi::MemsetNodeParams& fill) {
-  for (size_t row = 0; row < std::max<size_t>(fill.height, 1); ++row) {
-    auto* line = reinterpret_cast<std::byte*>(fill.dst + row * fill.pitch);
-    for (size_t i = 0; i < fill.width; ++i) {
-      std::memcpy(line + i * fill.element_size, &fill.value, fill.element_size);
-    }
-  }
-}
-
 }  // namespace
 
 Kernel patch_kernel() {
@@ -71,46 +57,6 @@ SimulatedNode* SimulatedExec::find(const SimulatedNode* original) const {
   return nullptr;
 }
 
-void run_node(const SimulatedNode& node) {
-  if (node.type == abi::kNodeKernel) {
-    std::vector<std::byte> image = node.kernel.image;  // the launch's own copy
-    image.resize(std::max(image.size(), node.kernel.function->image_size));
-    std::vector<void*> params;
-    for (const auto& [offset, size] : node.kernel.function->layout) {
-      params.push_back(image.data() + offset);
-    }
-    node.kernel.function->kernel.body(params.data());
-  } else if (node.type == abi::kNodeMemcpy) {
-    run_memcpy(node.memcpy);
-  } else if (node.type == abi::kNodeMemset) {
-    run_memset(node.memset);
-  } else if (node.type == abi::kNodeGraph) {
-    run_graph(*node.child);
-  }
-}
-
-void run_graph(const SimulatedGraph& graph) {
-  std::optional<std::mt19937>& order = current_state()->order;
-  // Creation order respects every edge, since an edge always leads to a younger node.
-  std::vector<const SimulatedNode*> left;
-  for (const auto& node : graph.nodes) left.push_back(node.get());
-  while (!left.empty()) {
-    const auto waits = [&](const SimulatedNode* node) {
-      return std::ranges::any_of(graph.edges, [&](const auto& edge) {
-        return edge.second == node && std::ranges::find(left, edge.first) != left.end();
-      });
-    };
-    size_t next = 0;
-    if (order) {
-      do {
-        next = (*order)() % left.size();
-      } while (waits(left[next]));
-    }
-    run_node(*left[next]);
-    left.erase(left.begin() + static_cast<ptrdiff_t>(next));
-  }
-}
-
 namespace functions {
 
 abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::InstantiateParams* params) {
@@ -124,6 +70,7 @@ abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::Instantiate
   for (SimulatedNode* node : updatable) node->exec = created;
   current_state()->objects.insert(created);
   *exec = reinterpret_cast<CUgraphExec>(created);
+  current_state()->last_uses_priorities = (params->flags & abi::kInstantiateUseNodePriority) != 0;
   params->result = 0;
   return abi::kSuccess;
 }

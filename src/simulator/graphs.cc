@@ -14,13 +14,16 @@ std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source) {
     twin->kernel = node->kernel;
     twin->memcpy = node->memcpy;
     twin->memset = node->memset;
+    twin->priority = node->priority;
     if (node->child) twin->child = copy_graph(*node->child);
     twin->owner = copy.get();
     twin->original = node.get();
     copies[node.get()] = twin.get();
     copy->nodes.push_back(std::move(twin));
   }
-  for (const auto& [from, to] : source.edges) copy->edges.emplace_back(copies[from], copies[to]);
+  for (const auto& [from, to, data] : source.edges) {
+    copy->edges.push_back({copies[from], copies[to], data});
+  }
   return copy;
 }
 
@@ -59,7 +62,7 @@ abi::Result graph_add_child(CUgraphNode* node, CUgraph graph, const CUgraphNode*
   created->child = copy_graph(*as_graph(child));
   created->owner = as_graph(graph);
   for (size_t i = 0; i < count; ++i) {
-    as_graph(graph)->edges.emplace_back(as_node(dependencies[i]), created.get());
+    as_graph(graph)->edges.push_back({as_node(dependencies[i]), created.get()});
   }
   *node = as_handle(created.get());
   as_graph(graph)->nodes.push_back(std::move(created));
@@ -80,9 +83,9 @@ abi::Result graph_get_edges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, a
   const auto& edges = as_graph(graph)->edges;
   if (from != nullptr) {
     for (size_t i = 0; i < std::min(*count, edges.size()); ++i) {
-      from[i] = as_handle(edges[i].first);
-      to[i] = as_handle(edges[i].second);
-      data[i] = {};
+      from[i] = as_handle(edges[i].from);
+      to[i] = as_handle(edges[i].to);
+      data[i] = edges[i].data;
     }
   }
   *count = edges.size();
@@ -90,17 +93,20 @@ abi::Result graph_get_edges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, a
 }
 
 abi::Result graph_add_dependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                   const abi::EdgeData* /*data*/, size_t count) {
+                                   const abi::EdgeData* data, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    as_graph(graph)->edges.emplace_back(as_node(from[i]), as_node(to[i]));
+    as_graph(graph)->edges.push_back({as_node(from[i]), as_node(to[i]), data[i]});
   }
   return abi::kSuccess;
 }
 
 abi::Result graph_remove_dependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                      const abi::EdgeData* /*data*/, size_t count) {
+                                      const abi::EdgeData* data, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    if (std::erase(as_graph(graph)->edges, std::pair(as_node(from[i]), as_node(to[i]))) == 0) {
+    const auto is_it = [&](const SimulatedEdge& edge) {
+      return edge.from == as_node(from[i]) && edge.to == as_node(to[i]) && edge.data == data[i];
+    };
+    if (std::erase_if(as_graph(graph)->edges, is_it) == 0) {
       return abi::kInvalidValue;
     }
   }
@@ -141,16 +147,18 @@ abi::Result graph_kernel_set_params(CUgraphNode node, const abi::KernelNodeParam
   return abi::kSuccess;
 }
 
-abi::Result graph_kernel_get_attribute(CUgraphNode node, int /*attribute*/,
+abi::Result graph_kernel_get_attribute(CUgraphNode node, int attribute,
                                        abi::LaunchAttributeValue* value) {
   if (!is_kind(node, abi::kNodeKernel)) return abi::kInvalidValue;
   *value = {};
+  if (attribute == abi::kLaunchAttributePriority) value->priority = as_node(node)->priority;
   return abi::kSuccess;
 }
 
 abi::Result graph_kernel_set_attribute(CUgraphNode node, int attribute,
                                        abi::LaunchAttributeValue* value) {
   if (!is_kind(node, abi::kNodeKernel)) return abi::kInvalidValue;
+  if (attribute == abi::kLaunchAttributePriority) as_node(node)->priority = value->priority;
   if (attribute != abi::kLaunchAttributeDeviceUpdatable) return abi::kSuccess;
   if (value->device_updatable.is_updatable != 1) return abi::kInvalidValue;  // no way back
   as_node(node)->is_device_updatable = true;
@@ -214,7 +222,7 @@ abi::Result graph_destroy(CUgraph graph) {
 abi::Result graph_destroy_node(CUgraphNode node) {
   SimulatedGraph& graph = *as_node(node)->owner;
   std::erase_if(graph.edges, [&](const auto& edge) {
-    return edge.first == as_node(node) || edge.second == as_node(node);
+    return edge.from == as_node(node) || edge.to == as_node(node);
   });
   std::erase_if(graph.nodes, [&](const auto& owned) { return owned.get() == as_node(node); });
   return abi::kSuccess;

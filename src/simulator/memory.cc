@@ -24,6 +24,7 @@ abi::Result memory_allocate(abi::DevicePointer* address, size_t size) {
   if (memory == nullptr) return abi::kOutOfMemory;
   *address = reinterpret_cast<abi::DevicePointer>(memory);
   current_state()->memory[*address] = size;
+  current_state()->numbers[*address] = current_state()->next_number++;
   return abi::kSuccess;
 }
 
@@ -52,7 +53,9 @@ abi::Result memory_get_address_range(abi::DevicePointer* base, size_t* size,
 
 abi::Result memory_allocate_host(void** memory, size_t size, unsigned /*flags*/) {
   *memory = std::malloc(size);
-  return *memory == nullptr ? abi::kOutOfMemory : abi::kSuccess;
+  if (*memory == nullptr) return abi::kOutOfMemory;
+  current_state()->pinned[reinterpret_cast<uint64_t>(*memory)] = size;
+  return abi::kSuccess;
 }
 
 abi::Result copy_to_device(abi::DevicePointer to, const void* from, size_t size) {
@@ -93,12 +96,19 @@ abi::Result memset_d8_async(abi::DevicePointer to, unsigned char value, size_t c
 }
 
 abi::Result pointer_get_attribute(void* value, int attribute, abi::DevicePointer address) {
+  const State& state = *current_state();
+  if (attribute == abi::kPointerAttributeBufferId) {
+    if (!is_inside(state.memory, address)) return abi::kInvalidValue;
+    const uint64_t base = std::prev(state.memory.upper_bound(address))->first;
+    *static_cast<unsigned long long*>(value) = state.numbers.at(base);
+    return abi::kSuccess;
+  }
   if (attribute != abi::kPointerAttributeMemoryType) return abi::kNotSupported;
-  if (!is_inside(current_state()->memory, address) &&
-      !is_inside(current_state()->reserved, address)) {
+  const bool is_on_host = is_inside(state.pinned, address);
+  if (!is_on_host && !is_inside(state.memory, address) && !is_inside(state.reserved, address)) {
     return abi::kInvalidValue;
   }
-  *static_cast<unsigned*>(value) = abi::kMemoryTypeDevice;
+  *static_cast<unsigned*>(value) = is_on_host ? abi::kMemoryTypeHost : abi::kMemoryTypeDevice;
   return abi::kSuccess;
 }
 

@@ -86,12 +86,31 @@ void Simulator::fail(const std::string& symbol, int nth, abi::Result code) {
   g_state->failures[symbol] = {nth, code};
 }
 
+void Simulator::forget_failures() {
+  g_state->failures.clear();
+}
+
 int Simulator::calls(const std::string& symbol) const {
   return g_state->calls[symbol];
 }
 
 void Simulator::shuffle(unsigned seed) {
   g_state->order.emplace(seed);
+}
+
+void Simulator::capture_child(CUstream stream, CUgraph graph) {
+  auto node = std::make_unique<SimulatedNode>();
+  node->type = abi::kNodeGraph;
+  node->child = copy_graph(*as_graph(graph));
+  enqueue(stream, std::move(node));
+}
+
+void Simulator::hold(CUstream stream, bool is_held) {
+  reinterpret_cast<SimulatedStream*>(stream)->is_held = is_held;
+}
+
+bool Simulator::last_executable_uses_priorities() const {
+  return g_state->last_uses_priorities;
 }
 
 size_t Simulator::live_objects() const {

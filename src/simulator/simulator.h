@@ -25,6 +25,10 @@ struct Kernel {
   std::string name;
   std::vector<size_t> param_sizes;
   std::function<void(void** params)> body;
+  // What a launch does before it waits for the kernel in front of it, if it is launched with
+  // programmatic stream serialization, and whether it waits at all before it runs `body`.
+  std::function<void(void** params)> prologue = nullptr;
+  bool waits = true;
 };
 
 // The simulated device of this process; at most one exists at a time. The driver's functions are
@@ -44,11 +48,27 @@ class Simulator {
   // Lets the `nth` call from now (1: the next) of a function, named as in cuda.h, fail with `code`.
   void fail(const std::string& symbol, int nth, abi::Result code);
 
+  // Failures that were asked for and have not happened will not happen.
+  void forget_failures();
+
   // Calls made so far of a function, named as in cuda.h.
   int calls(const std::string& symbol) const;
 
-  // Lets the nodes of each graph run in a random order that its edges allow.
+  // Lets the nodes of each graph run in a random order that its edges allow. Kernels that overlap
+  // the one in front of them may begin when that one has begun, and what they do before they wait
+  // may come before anything that it does. A node behind any other edge begins when the node in
+  // front of it, and all that this one overlaps, have ended.
   void shuffle(unsigned seed);
+
+  // Appends a copy of the graph to what the stream captures, as one node.
+  void capture_child(CUstream stream, CUgraph graph);
+
+  // Until it ends, events that are recorded on the stream from now on are not complete, as if its
+  // work took that long. Ends with the stream, too.
+  void hold(CUstream stream, bool is_held);
+
+  // Whether the last executable was instantiated to keep its nodes' priorities.
+  bool last_executable_uses_priorities() const;
 
   // Graphs, executables, streams, events, modules, allocations and reservations not yet given back.
   size_t live_objects() const;

@@ -48,12 +48,20 @@ struct SimulatedNode {
   SimulatedGraph* owner = nullptr;
   const SimulatedNode* original = nullptr;  // in a clone: the node it was copied from
   bool is_device_updatable = false;
+  int priority = 0;
   SimulatedExec* exec = nullptr;  // of a device-updatable node: the one it was instantiated in
+};
+
+struct SimulatedEdge {
+  SimulatedNode* from = nullptr;  // older than `to`
+  SimulatedNode* to = nullptr;
+  abi::EdgeData data{};
+  bool is_programmatic() const { return data.type == 1; }
 };
 
 struct SimulatedGraph {
   std::vector<std::unique_ptr<SimulatedNode>> nodes;
-  std::vector<std::pair<SimulatedNode*, SimulatedNode*>> edges;  // sources are older nodes
+  std::vector<SimulatedEdge> edges;
 };
 
 struct SimulatedExec {
@@ -64,6 +72,8 @@ struct SimulatedExec {
 };
 
 struct SimulatedStream {
+  unsigned long long id = 0;
+  bool is_held = false;             // what is enqueued is done, but not known to be
   SimulatedGraph* graph = nullptr;  // set while capturing
   bool origin = false;              // whether begin_capture was called on this stream
   bool invalidated = false;
@@ -71,6 +81,7 @@ struct SimulatedStream {
 };
 
 struct SimulatedEvent {
+  unsigned long long held_by = 0;  // id of the stream that it was recorded on, if that was held
   SimulatedGraph* graph = nullptr;
   std::vector<SimulatedNode*> frontier;
 };
@@ -87,11 +98,16 @@ struct State {
   std::map<std::string, int> calls;
   std::optional<std::mt19937> order;  // in which nodes of a graph run; else that of creation
   std::set<std::unique_ptr<SimulatedStream>> streams;
-  std::set<void*> objects;              // graphs, executables, events, modules owned by callers
-  std::map<uint64_t, size_t> memory;    // allocations
+  std::set<void*> objects;               // graphs, executables, events, modules owned by callers
+  std::map<uint64_t, size_t> memory;     // allocations
+  std::map<uint64_t, size_t> pinned;     // allocations of the host
+  std::map<uint64_t, uint64_t> numbers;  // of allocations, by address; never given twice
+  uint64_t next_number = 1;
   std::map<uint64_t, size_t> reserved;  // virtual addresses
   std::map<abi::MemoryHandle, Page> pages;
   abi::MemoryHandle next_page = 1;
+  bool last_uses_priorities = false;   // of the executable that was instantiated last
+  unsigned long long next_stream = 2;  // 1 is the legacy stream
 };
 
 State* current_state();  // null while no Simulator exists
@@ -113,7 +129,10 @@ inline bool is_kind(CUgraphNode node, int type) {
 std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);
 void run_node(const SimulatedNode& node);
-void run_graph(const SimulatedGraph& graph);
+void run_graph(const SimulatedGraph& graph);  // order.cc
+// A kernel's parts; other nodes have no prologue, and no kernel runs without its own.
+void run_prologue(const SimulatedNode& node);
+void run_body(const SimulatedNode& node);
 // The engine's kernel that patches nodes (device_patcher.h), over the simulated device runtime.
 Kernel patch_kernel();
 

@@ -1,13 +1,19 @@
 // Streams, events, capture, modules and kernel launches of the simulated driver.
 #include <algorithm>
+#include <cstdlib>
 
 #include "simulator/state.h"
 
 namespace pygraph::simulator {
 namespace {
 
+// A stream that was destroyed must not be touched: the driver would read freed memory.
 SimulatedStream* as_stream(CUstream stream) {
-  return reinterpret_cast<SimulatedStream*>(stream);
+  auto* found = reinterpret_cast<SimulatedStream*>(stream);
+  const auto& streams = current_state()->streams;
+  const auto is_it = [&](const auto& owned) { return owned.get() == found; };
+  if (found != nullptr && std::ranges::none_of(streams, is_it)) std::abort();
+  return found;
 }
 SimulatedEvent* as_event(CUevent event) {
   return reinterpret_cast<SimulatedEvent*>(event);
@@ -24,16 +30,20 @@ void join(std::vector<SimulatedNode*>& frontier, const std::vector<SimulatedNode
 // Every node must lead to what the origin stream saw last, else a forked stream never came back.
 bool is_joined(const SimulatedGraph& graph, const std::vector<SimulatedNode*>& frontier) {
   return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& node) {
-    const auto leaves_node = [&](const auto& edge) { return edge.first == node.get(); };
+    const auto leaves_node = [&](const auto& edge) { return edge.from == node.get(); };
     return std::any_of(graph.edges.begin(), graph.edges.end(), leaves_node) ||
            std::find(frontier.begin(), frontier.end(), node.get()) != frontier.end();
   });
 }
 
+void end_capture(SimulatedStream& stream) {
+  stream = {.id = stream.id, .is_held = stream.is_held, .frontier = {}};
+}
+
 // Every stream of the capture goes back to normal, and its graph is gone.
 void abandon_capture(SimulatedGraph* captured) {
   for (const auto& stream : current_state()->streams) {
-    if (stream->graph == captured) *stream = {};
+    if (stream->graph == captured) end_capture(*stream);
   }
   delete captured;
 }
@@ -49,7 +59,7 @@ abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node) {
   if (target->invalidated) return abi::kCaptureInvalidated;
   node->owner = target->graph;
   for (SimulatedNode* before : target->frontier) {
-    target->graph->edges.emplace_back(before, node.get());
+    target->graph->edges.push_back({before, node.get()});
   }
   target->frontier = {node.get()};
   target->graph->nodes.push_back(std::move(node));
@@ -105,6 +115,7 @@ abi::Result context_synchronize() {
 
 abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
   auto created = std::make_unique<SimulatedStream>();
+  created->id = current_state()->next_stream++;
   *stream = reinterpret_cast<CUstream>(created.get());
   current_state()->streams.insert(std::move(created));
   return abi::kSuccess;
@@ -113,8 +124,9 @@ abi::Result stream_create(CUstream* stream, unsigned /*flags*/) {
 // Also ends a capture that was begun on the stream, as the driver does.
 abi::Result stream_destroy(CUstream stream) {
   auto& streams = current_state()->streams;
-  const auto it = std::find_if(streams.begin(), streams.end(),
-                               [&](const auto& owned) { return owned.get() == as_stream(stream); });
+  const auto it = std::find_if(streams.begin(), streams.end(), [&](const auto& owned) {
+    return owned.get() == reinterpret_cast<SimulatedStream*>(stream);
+  });
   if (it == streams.end()) return abi::kInvalidValue;
   if ((*it)->origin) abandon_capture((*it)->graph);
   streams.erase(it);
@@ -131,6 +143,11 @@ abi::Result stream_wait_event(CUstream stream, CUevent event, unsigned /*flags*/
   if (as_event(event)->graph == nullptr) return abi::kSuccess;
   as_stream(stream)->graph = as_event(event)->graph;
   join(as_stream(stream)->frontier, as_event(event)->frontier);
+  return abi::kSuccess;
+}
+
+abi::Result stream_get_id(CUstream stream, unsigned long long* id) {
+  *id = stream == nullptr ? 1 : as_stream(stream)->id;
   return abi::kSuccess;
 }
 
@@ -162,7 +179,7 @@ abi::Result stream_end_capture(CUstream stream, CUgraph* graph) {
     return invalidated ? abi::kCaptureInvalidated : abi::kCaptureUnjoined;
   }
   for (const auto& other : current_state()->streams) {
-    if (other->graph == captured) *other = {};
+    if (other->graph == captured) end_capture(*other);
   }
   current_state()->objects.insert(captured);
   *graph = reinterpret_cast<CUgraph>(captured);
@@ -190,10 +207,21 @@ abi::Result event_create(CUevent* event, unsigned /*flags*/) {
 
 abi::Result event_record(CUevent event, CUstream stream) {
   *as_event(event) = {};
-  if (as_stream(stream) != nullptr && as_stream(stream)->graph != nullptr) {
-    *as_event(event) = {as_stream(stream)->graph, as_stream(stream)->frontier};
+  const SimulatedStream* recorded = as_stream(stream);
+  if (recorded == nullptr) return abi::kSuccess;
+  if (recorded->is_held) as_event(event)->held_by = recorded->id;
+  if (recorded->graph != nullptr) {
+    as_event(event)->graph = recorded->graph;
+    as_event(event)->frontier = recorded->frontier;
   }
   return abi::kSuccess;
+}
+
+abi::Result event_query(CUevent event) {
+  const auto holds = [&](const auto& stream) {
+    return stream->is_held && stream->id == as_event(event)->held_by;
+  };
+  return std::ranges::any_of(current_state()->streams, holds) ? abi::kNotReady : abi::kSuccess;
 }
 
 abi::Result event_destroy(CUevent event) {

@@ -1,5 +1,7 @@
 #include "pygraph/address_space.h"
 
+#include <set>
+
 #include "test_device.h"
 
 namespace pygraph::testing {
@@ -22,6 +24,47 @@ TEST_F(AddressSpaceTest, AllocationsDoNotTouchEachOther) {
   const uint64_t first = space.allocate(512, 0, Content::kOther);
   const uint64_t second = space.allocate(512, 0, Content::kOther);
   EXPECT_GE(second, first + 512 + 1536);
+}
+
+TEST_F(AddressSpaceTest, IrregularGapsAreTheSameEachTime) {
+  AddressSpace one(driver, 0, 64 * kMiB, AddressSpace::kIrregularGaps);
+  AddressSpace two(driver, 0, 64 * kMiB, AddressSpace::kIrregularGaps);
+  std::set<uint64_t> gaps;
+  uint64_t last = one.allocate(512, 0, Content::kOther);
+  two.allocate(512, 0, Content::kOther);
+  for (int i = 0; i < 20; ++i) {
+    const uint64_t address = one.allocate(512, 0, Content::kOther);
+    EXPECT_EQ(address - one.range().address,
+              two.allocate(512, 0, Content::kOther) - two.range().address);
+    EXPECT_GE(address - last, 1024);
+    EXPECT_LE(address - last, 512 + (64 << 10));
+    gaps.insert(address - last);
+    last = address;
+  }
+  EXPECT_GE(gaps.size(), 15);
+}
+
+TEST_F(AddressSpaceTest, WhatIsKeptHasMemoryOfItsOwn) {
+  // For good: never ended.
+  auto* space = new AddressSpace(driver, 0, 64 * kMiB, 512);
+  const uint64_t shared = space->allocate(kMiB, 0, Content::kOther);
+  space->allocate(4 * kMiB, 0, Content::kOther);
+  const uint64_t kept = space->allocate(4 * kMiB, 0, Content::kOther);
+  const uint64_t behind = space->allocate(4 * kMiB, 0, Content::kOther);
+  space->poison();
+  space->keep({{kept, 4 * kMiB}});
+  device.synchronize();
+  EXPECT_EQ(device.read_floats(kept + kMiB, 2), (std::vector<float>{0, 0}));
+  const std::vector<float> values = {1, 2, 3};
+  for (const uint64_t offset : {uint64_t{0}, kMiB, 4 * kMiB - 12}) {
+    device.write_bytes(kept + offset, values.data(), 12);
+    EXPECT_EQ(device.read_floats(kept + offset, 3), values);
+  }
+  EXPECT_NE(device.read_floats(shared, 3), values);
+  EXPECT_NE(device.read_floats(behind + 2 * kMiB, 3), values);
+  const std::vector<float> zeros(3, 0.0F);
+  device.write_bytes(kept + 2 * kMiB, zeros.data(), 12);
+  EXPECT_EQ(device.read_floats(kept, 3), values);
 }
 
 TEST_F(AddressSpaceTest, HugeAllocationsCostNoMemory) {

@@ -80,6 +80,18 @@ TEST_F(FailureTest, AKernelWithoutParameterInfoIsNotReplayedWrongly) {
   EXPECT_THROW(record_and_replay(), NotRelocatable);
 }
 
+TEST_F(FailureTest, AddressesInAPackedBufferAreFoundWithoutParameterInfoToo) {
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(kBytes);
+    device.add_constant_packed(s.stream, result, s.inputs[0], kCount, 1);
+    return std::vector<uint64_t>{result};
+  });
+  for (int call = 1; call <= 5; ++call) {
+    device.simulator().fail("cuFuncGetParamInfo", call, abi::kOutOfMemory);
+    EXPECT_EQ(recordings.link(driver).relocations.size(), 2) << call;
+  }
+}
+
 TEST_F(FailureTest, PagesAreCheckedWithoutPinnedMemoryToo) {
   device.simulator().fail("cuMemHostAlloc", 1, abi::kOutOfMemory);
   AddressSpace space(driver, 0, 64 << 20, 512);

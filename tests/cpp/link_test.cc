@@ -166,12 +166,12 @@ TEST_F(LinkTest, AnAddressOfUnknownMemoryIsDivertedToAStandIn) {
   const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
   int run = 0;
   const LinkedGraph linked = link({kBytes}, [&](Session& s) {
-    device.add_constant(s.stream, unknown[run++], s.inputs[0], kCount, 1);
+    device.add_one_struct(s.stream, s.inputs[0], unknown[run++], s.inputs[0], kCount);
     return std::vector<uint64_t>{};
   });
   EXPECT_EQ(linked.unexplained_words, 1);
   uint64_t word = 0;
-  std::memcpy(&word, linked.recording.nodes[0].image.data(), sizeof word);
+  std::memcpy(&word, linked.recording.nodes[0].image.data() + 8, sizeof word);
   EXPECT_TRUE(linked.recording.address_space.contains(word));
 }
 
@@ -179,12 +179,12 @@ TEST_F(LinkTest, RefusesANodeWithNothingButUnknownMemory) {
   const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
   int run = 0;
   const std::string reason = refusal({kBytes}, [&](Session& s) {
-    device.add_constant(s.stream, unknown[run], unknown[run], kCount, 1);
+    device.add_one_struct(s.stream, unknown[run], 0, unknown[run], kCount);
     ++run;
     return std::vector<uint64_t>{};
   });
   EXPECT_NE(reason.find("belongs to no known memory"), std::string::npos) << reason;
-  EXPECT_NE(reason.find("add_constant"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("add_one_struct"), std::string::npos) << reason;
 }
 
 TEST_F(LinkTest, RefusesRecordingsOfAnotherComputation) {

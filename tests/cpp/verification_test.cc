@@ -42,7 +42,7 @@ TEST_F(VerificationTest, AWriteToUnknownMemoryTouchesThePage) {
   const uint64_t unknown[] = {device.allocate(kBytes), device.allocate(kBytes)};
   int run = 0;
   TwoRecordings two = record_twice(device, {kBytes}, [&](Session& s) {
-    device.add_constant(s.stream, unknown[run++], s.inputs[0], kCount, 1);
+    device.add_one_struct(s.stream, unknown[run++], 0, s.inputs[0], kCount);
     return std::vector<uint64_t>{};
   });
   LinkedGraph linked = two.link(driver);

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import pygraph
-from pygraph import learned_cuts, recording_policy, runtime
+from pygraph import decisions, learned_cuts, recording_policy, runtime
+
+from . import support
+
+
+@pytest.fixture
+def as_shipped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the test runs with what users get; see support.also_as_shipped."""
+    is_shipped = bool(getattr(request, "param", False))
+    monkeypatch.setattr(support, "_is_shipped", is_shipped)
+    return is_shipped
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Tests count replays; selection has tests of its own.
-    monkeypatch.setenv("PYGRAPH_SELECT", "always")
-    # Tests call few times; that varying shapes are recorded late is a test of its own.
-    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE", 100)
-    monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
+def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    if as_shipped:
+        monkeypatch.delenv("PYGRAPH_SELECT", raising=False)
+        monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path))  # none from earlier runs
+    else:
+        # Tests count replays; selection has tests of its own.
+        monkeypatch.setenv("PYGRAPH_SELECT", "always")
+        # Tests call few times; that varying shapes are recorded late is a test of its own.
+        monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE", 100)
+        monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
     monkeypatch.setattr(learned_cuts, "_learned", {})

@@ -25,7 +25,7 @@ def test_two_streams() -> None:
         torch.cuda.synchronize()
     for result, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(result, reference, atol=1e-2, rtol=1e-2)
-    assert captured()[0].replays >= 40
+    assert captured()[0].replays >= 38  # the first call on each of the streams runs uncaptured
 
 
 def test_four_threads_call_one_model() -> None:

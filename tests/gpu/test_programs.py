@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .support import captured, randn, refusals
+from .support import also_as_shipped, assert_used, calls, captured, randn
 
 Compile = Callable[..., Any]
 Program = Callable[[Compile], list[torch.Tensor]]
@@ -38,14 +38,14 @@ def _check(program: Program, graphs: int | None = 1) -> None:
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result.detach(), wanted, rtol=1e-5, atol=1e-6)
     if graphs is not None:
-        assert len(captured()) >= graphs
-        assert refusals() == []
+        assert_used(graphs)
 
 
 def _gradients(module: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in module.parameters() if p.grad is not None]
 
 
+@also_as_shipped
 def test_inference_mode_with_a_buffer_that_is_written() -> None:
     class Counting(nn.Module):
         count: torch.Tensor
@@ -62,13 +62,14 @@ def test_inference_mode_with_a_buffer_that_is_written() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         model = compile(Counting())
         with torch.inference_mode():
-            results = [model(randn(8, _WIDTH)).clone() for _ in range(6)]
+            results = [model(randn(8, _WIDTH)).clone() for _ in range(calls(6))]
         with torch.no_grad():
             return [*results, model(randn(8, _WIDTH))]
 
     _check(program)
 
 
+@also_as_shipped
 def test_gradients_of_each_sample() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         module = _layers()
@@ -79,17 +80,18 @@ def test_gradients_of_each_sample() -> None:
 
         each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
         model = compile(lambda x, y: tuple(each(parameters, x, y).values()))
-        return [g for _ in range(5) for g in model(randn(4, _WIDTH), randn(4, _WIDTH))]
+        return [g for _ in range(calls(5)) for g in model(randn(4, _WIDTH), randn(4, _WIDTH))]
 
     _check(program)
 
 
+@also_as_shipped
 def test_a_subclass_of_two_tensors() -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
     def program(compile: Compile) -> list[torch.Tensor]:
         model = compile(lambda x, y: (x * y + 1).relu())
-        results = [model(TwoTensor(randn(8, 8), randn(8, 8)), randn(8, 8)) for _ in range(5)]
+        results = [model(TwoTensor(randn(8, 8), randn(8, 8)), randn(8, 8)) for _ in range(calls(5))]
         return [part for result in results for part in (result.a, result.b)]
 
     _check(program)
@@ -101,7 +103,7 @@ def test_nested_tensors_of_varying_lengths() -> None:
         model = compile(lambda x: layers(x).relu())
         results = []
         with torch.no_grad():
-            for i in range(6):
+            for i in range(calls(6)):
                 rows = [torch.randn(3 + i % 2, _WIDTH), torch.randn(5, _WIDTH)]
                 nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
                 results.append(model(nested).values())
@@ -125,7 +127,7 @@ def test_a_mixture_of_experts() -> None:
                 torch.randint(0, 4, (128,), device="cuda"),
                 weights,
             )
-            for _ in range(6)
+            for _ in range(calls(6))
         ]
 
     _check(program)
@@ -140,11 +142,12 @@ def test_numbers_of_eight_bits() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         model = compile(quantized)
         weights = torch.randint(-9, 9, (64, 32), device="cuda", dtype=torch.int8)
-        return [model(randn(32, 64), weights) for _ in range(5)]
+        return [model(randn(32, 64), weights) for _ in range(calls(5))]
 
     _check(program)
 
 
+@also_as_shipped
 def test_a_second_stream_inside() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         side, layers = torch.cuda.Stream(), _layers()
@@ -159,18 +162,19 @@ def test_a_second_stream_inside() -> None:
 
         model = compile(function)
         with torch.no_grad():
-            return [model(randn(8, _WIDTH)) for _ in range(6)]
+            return [model(randn(8, _WIDTH)) for _ in range(calls(6))]
 
     _check(program)
 
 
+@also_as_shipped
 def test_weights_that_wait_in_host_memory() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         layers, weights = _layers(), torch.randn(_WIDTH, _WIDTH).pin_memory()
         model = compile(lambda x: layers(x) @ weights.to(x.device, non_blocking=True))
         results = []
         with torch.no_grad():
-            for _ in range(6):
+            for _ in range(calls(6)):
                 weights.add_(1)
                 results.append(model(randn(4, _WIDTH)))
                 torch.cuda.synchronize()  # before the host writes to what the copy reads
@@ -179,16 +183,17 @@ def test_weights_that_wait_in_host_memory() -> None:
     _check(program)
 
 
+@also_as_shipped
 def test_a_model_that_is_copied_loaded_and_converted() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         module = _layers()
         model = compile(module)
         with torch.no_grad():
-            results = [model(randn(4, _WIDTH)) for _ in range(3)]
+            results = [model(randn(4, _WIDTH)) for _ in range(calls(3))]
             twin = copy.deepcopy(model)
             doubled = {name: value * 2 for name, value in module.state_dict().items()}
             module.load_state_dict(doubled, assign=True)
-            for _ in range(3):
+            for _ in range(calls(3)):
                 results += [model(randn(4, _WIDTH)), twin(randn(4, _WIDTH))]
             module.to(torch.bfloat16)
             return results + [model(randn(4, _WIDTH).bfloat16()).float() for _ in range(3)]
@@ -208,18 +213,19 @@ def test_batches_that_are_empty_now_and_then() -> None:
 def test_five_hundred_inputs() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         model = compile(lambda *tensors: torch._foreach_mul(list(tensors), 2.0))
-        return [y for _ in range(4) for y in model(*[randn(8) for _ in range(500)])]
+        return [y for _ in range(calls(4)) for y in model(*[randn(8) for _ in range(500)])]
 
     _check(program)
 
 
+@also_as_shipped
 @pytest.mark.parametrize("mode", ["anomaly", "save on cpu", "deterministic"])
 def test_training_in_modes_that_change_autograd(mode: str) -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         module = nn.Sequential(nn.Embedding(50, _WIDTH), _layers()).cuda()
         model = compile(module)
         results = []
-        for _ in range(5):
+        for _ in range(calls(5)):
             module.zero_grad()
             index = torch.randint(0, 50, (64,), device="cuda")
             if mode == "anomaly":
@@ -261,6 +267,7 @@ def test_a_whole_step_with_its_optimizer() -> None:
     _check(program, graphs=3)
 
 
+@also_as_shipped
 def test_weights_that_are_computed_and_a_state_that_is_iterated() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         parametrizations = nn.utils.parametrizations
@@ -271,7 +278,7 @@ def test_weights_that_are_computed_and_a_state_that_is_iterated() -> None:
         ).cuda()
         model = compile(module)
         results = []
-        for _ in range(5):
+        for _ in range(calls(5)):
             module.zero_grad()
             model(randn(8, _WIDTH)).square().mean().backward()
             results += _gradients(module)
@@ -280,12 +287,13 @@ def test_weights_that_are_computed_and_a_state_that_is_iterated() -> None:
     _check(program, graphs=2)
 
 
+@also_as_shipped
 def test_one_module_in_two_compiled_ones() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:
         module = _layers()
         first, second = compile(module), compile(nn.Sequential(module, nn.ReLU()))
         results = []
-        for _ in range(6):
+        for _ in range(calls(6)):
             module.zero_grad()
             (first(randn(4, _WIDTH)).mean() + second(randn(4, _WIDTH)).mean()).backward()
             results += _gradients(module)
@@ -294,6 +302,7 @@ def test_one_module_in_two_compiled_ones() -> None:
     _check(program, graphs=4)
 
 
+@also_as_shipped
 def test_attention_with_a_mask_in_training() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -308,7 +317,7 @@ def test_attention_with_a_mask_in_training() -> None:
         module = Attention().cuda()
         model = compile(module)
         results = []
-        for _ in range(5):
+        for _ in range(calls(5)):
             module.zero_grad()
             mask = torch.rand(2, 1, 24, 24, device="cuda") > 0.2
             model(randn(2, 24, 64), mask).square().mean().backward()

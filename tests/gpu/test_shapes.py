@@ -12,7 +12,7 @@ import pygraph
 from pygraph import gpu_memory, recording_policy
 from pygraph.partition import Partition
 
-from .support import captured, compiled, randn
+from .support import also_as_shipped, assert_used, calls, captured, compiled, randn
 
 
 def _run(model: object, sizes: list[int]) -> None:
@@ -31,6 +31,21 @@ def test_one_graph_per_shape() -> None:
     rows = captured()
     assert len(rows) == 3
     assert all(row.replays >= 2 for row in rows)
+
+
+@pytest.mark.parametrize("as_shipped", [True], indirect=True)
+def test_shapes_that_vary_as_shipped() -> None:
+    """They wait until a recording pays, are tried one after the other, and are right all along."""
+    model = compiled(_function, dynamic=True)
+    _run(model, [16, 24, 16, 32] * 1500)
+    assert_used()
+
+
+@also_as_shipped
+def test_a_graph_per_shape_without_numbers() -> None:
+    model = compiled(_function, dynamic=False)
+    _run(model, [16, 24, 16, 24] * calls(2))
+    assert_used(graphs=2)
 
 
 def test_a_shape_that_comes_once_is_not_recorded() -> None:

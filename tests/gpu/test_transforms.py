@@ -160,7 +160,120 @@ def test_a_conditional_on_data() -> None:
         return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,)).exp()
 
     _check(function, [(randn(64, 64) + (-1) ** i,) for i in range(6)])
-    assert len(captured()) == 1
+
+
+def test_a_copy_to_the_cpu_keeps_the_value_from_before_a_write() -> None:
+    """A queue pointer, statistics: what was read before a write is what the caller gets."""
+
+    def function(x: torch.Tensor, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        old = buffer.cpu()
+        buffer.add_(1)
+        return x.sin() + buffer, old
+
+    _check(function, [(randn(64), torch.full((64,), float(i), device="cuda")) for i in range(6)])
+
+
+def test_a_round_trip_over_the_cpu_is_a_copy() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        copy = x.cpu()
+        x.add_(1)
+        return copy.to(x.device), x * 2
+
+    _check(function, [(randn(64),) for _ in range(6)])
+    model = compiled(lambda x: (x.cpu().to(x.device), x * 2))
+    x = randn(64)
+    for _ in range(6):
+        copy, _ = model(x)
+        before = x.clone()
+        copy.add_(1)  # the caller's own
+        assert torch.equal(x, before)
+
+
+def test_a_returned_constant_is_the_callers() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        grid = torch.linspace(0, 1, 64).exp().to(x.device)
+        return x + grid, grid
+
+    model = compiled(function)
+    for _ in range(6):
+        x = randn(64)
+        total, grid = model(x)
+        expected = torch.linspace(0, 1, 64).exp().cuda()
+        assert torch.equal(grid, expected)
+        assert torch.equal(total, x + expected)
+        grid.add_(1)
+
+
+def test_a_large_table_on_the_cpu_may_change_without_a_version() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(1 << 16).float()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table.to(x.device)
+
+    module = Model()
+    model = compiled(module)
+    x = randn(1 << 16)
+    for i in range(8):
+        if i % 2:
+            module.table.data.add_(1)
+        elif i:
+            module.table.numpy()[:] += 1
+        assert torch.equal(model(x), x + module.table.cuda())
+
+
+def test_an_assertion_stays() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.ops.aten._assert_async.msg((x.sum() < 1e9).all(), "too large")
+        return x.sin()
+
+    _check(function, [(randn(64),) for _ in range(5)])
+
+
+def test_only_the_branch_that_is_chosen_runs() -> None:
+    """The other one's index is out of bounds: it would end the process."""
+
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return x[index] + torch.linspace(0, 1, 64).exp().to(x.device)
+
+        def leave(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return x[0] * 2
+
+        y = x.sin().exp()
+        return torch.cond((index < len(x)).all(), take, leave, (y, index)) + 1
+
+    calls = [(randn(64, 64), torch.tensor(n, device="cuda")) for n in (3, 1000, 5, -1, 64, 7, 9)]
+    _check(function, calls)
+
+
+def test_a_number_is_rounded_as_the_tensor_that_it_fills() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((64,), 0.1, dtype=torch.float16).to(x.device)
+
+    model = compiled(function)
+    for _ in range(6):
+        x = randn(64, 64).half()
+        assert_same(model(x), function(x))
+    assert captured()
+
+
+def test_a_copy_of_a_transposed_tensor_has_its_strides() -> None:
+    def function(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        copy = table.to(x.device)
+        return x.sin() + copy, copy
+
+    model = compiled(function)
+    for i in range(6):
+        x, table = randn(64, 32), torch.full((32, 64), float(i)).t()
+        with torch.no_grad():
+            (total, copy), expected = model(x, table), function(x, table)
+        torch.testing.assert_close(total, expected[0])
+        assert_same(copy, expected[1])
+        assert copy.stride() == expected[1].stride() == table.stride()
+    assert captured()
 
 
 def test_data_dependent_shapes_leave_the_rest_in_graphs() -> None:

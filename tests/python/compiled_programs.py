@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pygraph import call_overhead
+from pygraph.patches import EXACT
 
 X = torch.arange(3.0)
 
@@ -26,13 +27,14 @@ class Backend:
 class ReducingBackend(Backend):
     """Makes what Dynamo does before each call cheaper, as PyGraph's does, or leaves it."""
 
-    def __init__(self, reduces: bool) -> None:
+    def __init__(self, reduces: bool, level: str = EXACT) -> None:
         super().__init__()
         self.reduces = reduces
+        self.level = level
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.reduces:
-            call_overhead.reduce(gm)
+            call_overhead.reduce(gm, level=self.level)
         return super().__call__(gm, inputs)
 
 

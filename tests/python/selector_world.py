@@ -52,7 +52,7 @@ class FakeGraph:
     nodes_on_device = 0
     device_patch_bytes = 7
     is_patched_on_device = False
-    replays = nodes_touched = 0
+    replays = nodes_touched = calls_elsewhere = 0
     dropped = 0
 
     def patch_on_device(self, on_device: bool) -> None:
@@ -74,7 +74,7 @@ class FakeGraph:
 
 
 class Busy(RuntimeError):
-    """The engine's WorkspaceBusy."""
+    """The engine's StreamNotReady."""
 
 
 class Kept(RuntimeError):
@@ -92,7 +92,7 @@ class World:
         self.workspaces_freed = 0
         self.caches_emptied = 0
         engine = SimpleNamespace(
-            WorkspaceBusy=Busy,
+            StreamNotReady=Busy,
             NotGivenAway=Kept,
             add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
             clear_without_graph=lambda callable: None,

@@ -30,8 +30,9 @@ class Graph:
 
     output_bytes = block_bytes = fixed_bytes = copied_bytes = 0
     donated: tuple[int, ...] = ()
-    nodes_on_device = replays = nodes_touched = 0
-    is_patched_on_device = False
+    nodes_on_device = replays = nodes_touched = calls_elsewhere = 0
+    is_patched_on_device = is_audit_due = False
+    audit_at: int | None = None
     nodes = 3
     relocations = 4
 

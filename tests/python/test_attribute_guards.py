@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import guards
+from pygraph import module_guards
+from pygraph.patches import ALL
 from tests.python.compiled_programs import ReducingBackend
 
 
@@ -90,7 +91,7 @@ def test_changes_are_seen_where_dynamo_sees_them(change: Callable[[Settings], No
     graphs = []
     for reduces in (False, True):
         torch._dynamo.reset()
-        model, backend = Model(), ReducingBackend(reduces)
+        model, backend = Model(), ReducingBackend(reduces, ALL)
         compiled = torch.compile(model, backend=backend)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), model(x))
@@ -107,7 +108,7 @@ def test_less_python_runs_while_guards_are_checked() -> None:
     for reduces in (False, True):
         torch._dynamo.reset()
         model, x = Model(), torch.ones(2)
-        torch.compile(model, backend=ReducingBackend(reduces))(x)
+        torch.compile(model, backend=ReducingBackend(reduces, ALL))(x)
         (entry,) = _debug_get_cache_entry_list(Model.forward.__code__)  # type: ignore[attr-defined]
         seen: list[str] = []
         sys.setprofile(lambda frame, event, _, seen=seen: seen.append(frame.f_code.co_name))
@@ -120,13 +121,13 @@ def test_less_python_runs_while_guards_are_checked() -> None:
 
 def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
     settings = Settings()
-    assert guards._is_behind_python(settings, "own")
-    assert guards._is_behind_python(settings, "missing")
-    assert guards._is_behind_python(settings, "of_class")
-    assert not guards._is_behind_python(settings, "width")  # has another name
-    assert not guards._is_behind_python(Model().settings.own, "real")  # no Python behind it
+    assert module_guards._is_behind_python(settings, "own")
+    assert module_guards._is_behind_python(settings, "missing")
+    assert module_guards._is_behind_python(settings, "of_class")
+    assert not module_guards._is_behind_python(settings, "width")  # has another name
+    assert not module_guards._is_behind_python(Model().settings.own, "real")  # no Python behind it
     del settings._depth
-    assert not guards._is_behind_python(settings, "depth")  # the class has it, and it fails
+    assert not module_guards._is_behind_python(settings, "depth")  # the class has it, and it fails
 
     class WithoutDictionary:
         __slots__ = ("own",)
@@ -134,7 +135,7 @@ def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
         def __getattribute__(self, name: str) -> Any:
             return super().__getattribute__(name)
 
-    assert not guards._is_behind_python(WithoutDictionary(), "missing")
+    assert not module_guards._is_behind_python(WithoutDictionary(), "missing")
 
     class Meta(type):
         def __getattribute__(cls, name: str) -> Any:
@@ -143,10 +144,10 @@ def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
     class OfMeta(metaclass=Meta):
         own = 1.0
 
-    assert not guards._is_behind_python(OfMeta, "own")  # for classes, Dynamo traces nothing
+    assert not module_guards._is_behind_python(OfMeta, "own")  # for classes, Dynamo traces nothing
 
     class Lazy(Settings):
         def __getattr__(self, name: str) -> float:
             return 31.0
 
-    assert not guards._is_behind_python(Lazy(), "own")
+    assert not module_guards._is_behind_python(Lazy(), "own")

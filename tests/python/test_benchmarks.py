@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch._inductor.runtime.benchmarking import benchmarker
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import pygraph
-from benchmarks import device_memory, lanes, measure, memory_map, run, variants
+from benchmarks import device_memory, lanes, measure, memory_map, run, turn, variants
 from benchmarks.paper import PAPER
 from benchmarks.turn import Turn
 from benchmarks.workloads import WORKLOADS, Workload
@@ -207,22 +208,27 @@ def test_a_memory_map_says_who_keeps_a_segment() -> None:
     ]
 
 
-def test_one_worker_at_a_time_measures_on_a_gpu(tmp_path: Path) -> None:
+def test_one_worker_at_a_time_measures_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (Turn(str(tmp_path / name)) for name in ("first", "second"))
     seen: list[str] = []
+    waits = threading.Event()
+    flock = turn.fcntl.flock
 
     def other() -> None:
+        monkeypatch.setattr(turn.fcntl, "flock", lambda *args: (waits.set(), flock(*args)))
         with second.alone():
             seen.append("second")
 
     thread = threading.Thread(target=other)
     with first.alone(), first.alone():
         thread.start()
-        time.sleep(0.2)
+        waits.wait()
         seen.append("first")
-    thread.join(10)
+    thread.join()
     assert seen == ["first", "second"]
-    assert first.waited < 0.1 < second.waited
+    assert second.waited > 0
 
 
 def test_a_worker_tunes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +258,7 @@ time.sleep(0.3)
 if key == "broken":
     sys.exit(3)
 if key == "stuck":
-    time.sleep(60)
+    time.sleep(600)
 note("compiled")
 Turn(token).wait_until_all_have_compiled()
 note("starts")
@@ -262,9 +268,43 @@ print("ROW", key)
 """
 
 
-def test_nothing_is_timed_while_something_compiles(tmp_path: Path) -> None:
+class _Clock:
+    """Stands still until a last worker has compiled; then the time of the stuck one is up."""
+
+    def __init__(self) -> None:
+        self._last: Path | None = None
+        self._calls: dict[int, int] = {}
+
+    def last_is(self, token: str) -> None:
+        self._last = Path(token).with_suffix(".ready")
+
+    def stuck_starts(self) -> None:
+        self._calls[threading.get_ident()] = 0  # in its lane
+
+    def monotonic(self) -> float:
+        lane = threading.get_ident()
+        if lane not in self._calls:
+            return 0.0
+        self._calls[lane] += 1  # the first one is the start
+        is_over = self._calls[lane] > 1 and self._last is not None and self._last.exists()
+        return 1000.0 if is_over else 0.0
+
+
+def test_nothing_is_timed_while_something_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _Clock()
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=time.sleep))
+
     def command(key: str) -> Callable[[str], list[str]]:
-        return lambda token: [sys.executable, "-c", _WORKER, key, token, str(tmp_path)]
+        def start(token: str) -> list[str]:
+            if key == "stuck":
+                clock.stuck_starts()
+            elif key == "d":
+                clock.last_is(token)
+            return [sys.executable, "-c", _WORKER, key, token, str(tmp_path)]
+
+        return start
 
     outcomes: dict[str, lanes.Outcome] = {}
     keys = ["a", "b", "broken", "c", "stuck", "d"]
@@ -296,7 +336,7 @@ def test_a_job_is_reported_when_it_ends(tmp_path: Path) -> None:
         seen.append((tmp_path / "log").read_text())
 
     lanes.run_lanes(
-        {"a": command("a"), "b": command("b")}, ["0"], timeout=8, at_a_time=1, report=report
+        {"a": command("a"), "b": command("b")}, ["0"], timeout=600, at_a_time=1, report=report
     )
     assert [log.count("ends") for log in seen] == [1, 2]
 

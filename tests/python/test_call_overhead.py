@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch._functorch.utils as functorch_utils
-from torch._dynamo import config, decorators, eval_frame, guards
+from torch._dynamo import decorators, eval_frame
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import call_overhead, runtime
@@ -43,26 +44,39 @@ def _plus_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_the_range_is_left_out_of_one_program_and_no_other() -> None:
-    assert config.record_runtime_overhead
-    assert "record_pregraph_bytecode_enter" in _code(_plus_one, reduces=False).co_names
-    for _ in range(2):
-        assert "record_pregraph_bytecode_enter" not in _code(_plus_one, reduces=True).co_names
-        assert config.record_runtime_overhead
-    assert "record_pregraph_bytecode_enter" in _code(_plus_one, reduces=False).co_names
+def _ranges(calls: Callable[[], Any]) -> int:
+    with torch.profiler.profile() as profile:
+        calls()
+    return sum(event.name == "Pregraph bytecode" for event in profile.events())
+
+
+def test_the_range_is_there_where_somebody_profiles() -> None:
+    for reduces in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(_plus_one, backend=ReducingBackend(reduces))
+        compiled(torch.ones(2))
+        assert _ranges(lambda call=compiled: [call(torch.ones(2)) for _ in range(3)]) == 3
+    assert call_overhead._enter_range() is None
+    call_overhead._exit_range(None)
+
+
+def test_nothing_but_the_callable_of_the_backend_is_called_and_nothing_is_traced() -> None:
+    """The functions that take the place of Dynamo's are not compiled themselves."""
+    torch._dynamo.reset()
+    backend = ReducingBackend(reduces=True)
+    compiled = torch.compile(_plus_one, backend=backend)
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert backend.graphs == 1
+    for ours in (call_overhead._enter_range, call_overhead._exit_range):
+        assert not _debug_get_cache_entry_list(ours.__code__)
 
 
 def test_nothing_changes_outside_of_a_compilation() -> None:
-    before = guards.from_numpy
-    call_overhead.reduce(torch.fx.symbolic_trace(_plus_one))
-    assert config.record_runtime_overhead
-    assert guards.from_numpy is before
-
-
-def test_a_value_that_the_user_has_set_stays() -> None:
-    with config.patch(record_runtime_overhead=False):
-        assert "record_pregraph_bytecode_enter" not in _code(_plus_one, reduces=True).co_names
-        assert not config.record_runtime_overhead
+    gm = torch.fx.symbolic_trace(_plus_one)
+    before = dict(gm.__dict__)
+    call_overhead.reduce(gm)
+    assert gm.__dict__ == before
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__}:{n}")
@@ -123,14 +137,25 @@ def test_numbers_of_a_model_may_change(kind: Callable[[Any], Any]) -> None:
     assert backend.graphs == 2
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__}:{n}")
+@pytest.mark.parametrize("device", [None, "cpu", "meta"])
+def test_numbers_in_guards_are_dynamos(number: Any, device: str | None) -> None:
+    with torch.device(device) if device else contextlib.nullcontext():
+        ours, theirs = call_overhead._from_numpy(number), call_overhead._dynamos_from_numpy(number)
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        assert (ours.dtype, ours.shape, ours.device) == (theirs.dtype, theirs.shape, theirs.device)
+        assert ours.is_meta or torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
+    else:
+        assert ours is theirs
+
+
 def test_numbers_of_other_backends_are_loaded_as_always() -> None:
-    before = guards.from_numpy, guards._get_closure_vars()["___from_numpy"]
     for reduces in (True, False):
         torch._dynamo.reset()
         torch.compile(Scaled(np.float64(4)), backend=ReducingBackend(reduces))(torch.ones(3))
         (entry,) = _debug_get_cache_entry_list(Scaled.forward.__code__)
         assert ("__import_pygraph_dot__engine" in entry.code.co_names) == reduces
-    assert (guards.from_numpy, guards._get_closure_vars()["___from_numpy"]) == before
 
 
 def test_numbers_of_python_that_vary() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import guards
+from pygraph import module_guards
+from pygraph.patches import ALL
 from tests.python.compiled_programs import ReducingBackend
 from tests.python.test_guards import trees_checked_at_once
 
@@ -75,7 +76,7 @@ def test_changes_of_a_class_are_seen(change: Callable[[Stack, pytest.MonkeyPatch
     for reduces in (False, True):
         torch._dynamo.reset()
         model = Stack()
-        compiled = torch.compile(model, backend=ReducingBackend(reduces))
+        compiled = torch.compile(model, backend=ReducingBackend(reduces, ALL))
         before = model(x)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), before)
@@ -90,7 +91,7 @@ def test_modules_that_look_at_their_class_are_checked_at_once() -> None:
     counts = []
     for reduces in (True, False):
         torch._dynamo.reset()
-        torch.compile(Stack(), backend=ReducingBackend(reduces))(torch.ones(4, 3))
+        torch.compile(Stack(), backend=ReducingBackend(reduces, ALL))(torch.ones(4, 3))
         counts.append(trees_checked_at_once(Stack.forward))
     assert counts == [1, 4]  # all layers; without: what is in each of them
 
@@ -119,7 +120,7 @@ class WritesToItself(Stack):
 def test_what_is_written_elsewhere_does_not_matter(module: type[Stack], trees: int) -> None:
     torch._dynamo.reset()
     model = module()
-    compiled = torch.compile(model, backend=ReducingBackend(reduces=True))
+    compiled = torch.compile(model, backend=ReducingBackend(True, ALL))
     x = torch.ones(4, 3)
     for _ in range(2):
         torch.testing.assert_close(compiled(x, scale=1), model(x, scale=1))
@@ -133,5 +134,5 @@ def test_the_name_of_a_functions_keywords() -> None:
     def with_keywords(a: int, *, c: int, **others: int) -> None: ...
     def without(a: int, *rest: int, c: int) -> None: ...
 
-    names = [guards._keywords_of(f.__code__) for f in (with_all, with_keywords, without)]
+    names = [module_guards._keywords_of(f.__code__) for f in (with_all, with_keywords, without)]
     assert names == ["others", "others", ""]

@@ -49,8 +49,18 @@ def test_room_is_made_where_there_is_none(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    assert gpu_memory.make_room(wanted) == gives_back
+    assert gpu_memory.make_room(wanted) == (not gives_back)
     assert bool(calls) == gives_back
+
+
+def test_room_that_was_made_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [1 << 30]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], 16 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(8 << 30))
+    assert gpu_memory.make_room(5 << 30)
+    assert not gpu_memory.make_room(12 << 30)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])

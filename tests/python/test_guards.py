@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import symbolic_convert
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._guards import Guard
 
-from pygraph import guards
+from pygraph import guards, module_guards
+from pygraph.patches import ALL, EXACT
 from pygraph.substitutes import digest_of
 from tests.python.compiled_programs import ReducingBackend
 
@@ -41,7 +40,8 @@ def _events(check: Callable[[], bool]) -> list[str]:
 def test_what_is_replaced_is_known() -> None:
     assert digest_of((guards._dynamos_create,)) == guards._DIGEST_OF_CREATE
     assert digest_of((guards._dynamos_guard_hooks,)) == guards._DIGEST_OF_HOOKS
-    assert digest_of((guards._dynamos_guard_attribute,)) == guards._DIGEST_OF_ATTRIBUTE
+    theirs = (module_guards._dynamos_guard_attribute,)
+    assert digest_of(theirs) == module_guards._DIGEST_OF_ATTRIBUTE
 
 
 def test_no_python_runs_while_guards_are_checked() -> None:
@@ -54,7 +54,6 @@ def test_no_python_runs_while_guards_are_checked() -> None:
         torch.compile(function, backend=ReducingBackend(reduces))(x)
         manager = _guards_of(function).root
         assert ("call" in _events(lambda manager=manager, x=x: manager.check({"x": x}))) != reduces
-        assert Guard.create is guards._dynamos_create
 
 
 @pytest.mark.parametrize("reduces", [True, False])
@@ -195,8 +194,11 @@ CHANGES = (
 )
 
 
+@pytest.mark.parametrize("level", [EXACT, ALL])
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_of_a_model_are_seen_where_dynamo_sees_them(change: Callable[[Model], None]) -> None:
+def test_changes_of_a_model_are_seen_where_dynamo_sees_them(
+    change: Callable[[Model], None], level: str
+) -> None:
     x = torch.arange(12.0).reshape(4, 3)
 
     def changed() -> Model:
@@ -209,7 +211,7 @@ def test_changes_of_a_model_are_seen_where_dynamo_sees_them(change: Callable[[Mo
     graphs, results = [], []
     for reduces in (False, True):
         torch._dynamo.reset()
-        model, backend = Model().eval(), ReducingBackend(reduces)
+        model, backend = Model().eval(), ReducingBackend(reduces, level)
         compiled = torch.compile(model, backend=backend)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), Model().eval()(x))
@@ -227,7 +229,7 @@ def test_a_model_is_checked_at_once() -> None:
     counts = []
     for reduces in (True, False):
         torch._dynamo.reset()
-        torch.compile(Model().eval(), backend=ReducingBackend(reduces))(torch.ones(4, 3))
+        torch.compile(Model().eval(), backend=ReducingBackend(reduces, ALL))(torch.ones(4, 3))
         counts.append(trees_checked_at_once(Model.forward))
     assert counts == [1, 9]  # all blocks; without: each layer of each block
 
@@ -235,7 +237,7 @@ def test_a_model_is_checked_at_once() -> None:
 def test_the_model_itself_is_kept_apart() -> None:
     """Programs set attributes of it, and Dynamo checks all of a tree once it has changed."""
     torch._dynamo.reset()
-    torch.compile(Model().eval(), backend=ReducingBackend(reduces=True))(torch.ones(4, 3))
+    torch.compile(Model().eval(), backend=ReducingBackend(True, ALL))(torch.ones(4, 3))
     (model,) = re.findall(r"source=L\['self'\], .*tag_safe=(.*)", str(_guards_of(Model.forward)))
     assert model == "(False, False)"
 
@@ -243,7 +245,7 @@ def test_the_model_itself_is_kept_apart() -> None:
 def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
     torch._dynamo.reset()
     model = Counting().eval()
-    compiled = torch.compile(model, backend=ReducingBackend(reduces=True))
+    compiled = torch.compile(model, backend=ReducingBackend(True, ALL))
     for _ in range(3):
         compiled(torch.ones(4, 3))
     assert model.calls == 3
@@ -266,7 +268,7 @@ class Late(nn.Module):
 def test_a_property_may_come_late() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(Late())
-    compiled = torch.compile(model, backend=ReducingBackend(reduces=True))
+    compiled = torch.compile(model, backend=ReducingBackend(True, ALL))
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     model[0].amount = 4
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 9.0))
@@ -274,17 +276,12 @@ def test_a_property_may_come_late() -> None:
 
 def test_only_methods_stand_for_their_class() -> None:
     layers, late = nn.Sequential(), Late()
-    assert guards._is_method(layers, "__iter__")
-    assert not guards._is_method(late, "shift")
+    assert module_guards._is_method(layers, "__iter__")
+    assert not module_guards._is_method(late, "shift")
     late.__dict__["forward"] = lambda x: x
-    assert not guards._is_method(late, "forward")
-    assert not guards._is_method(layers, "missing")
-    assert not guards._is_method([], "__iter__")
-
-
-def test_without_a_translator_guards_are_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbolic_convert.tls, "current_tx", None, raising=False)
-    assert guards._writes_to_modules()
+    assert not module_guards._is_method(late, "forward")
+    assert not module_guards._is_method(layers, "missing")
+    assert not module_guards._is_method([], "__iter__")
 
 
 def test_what_is_not_a_module_is_guarded_as_always() -> None:
@@ -298,16 +295,26 @@ def test_what_is_not_a_module_is_guarded_as_always() -> None:
         return x + 1 if hasattr(settings, "__iter__") else x - 1
 
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=ReducingBackend(reduces=True))
+    compiled = torch.compile(function, backend=ReducingBackend(True, ALL))
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     del Settings.__iter__
     assert torch.equal(compiled(torch.ones(2)), torch.zeros(2))
 
 
-@pytest.mark.parametrize("name", ["_DIGEST_OF_CREATE", "_DIGEST_OF_ATTRIBUTE"])
-def test_another_pytorch_keeps_its_guards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, name, "another")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(guards, "_DIGEST_OF_CREATE"), (module_guards, "_DIGEST_OF_ATTRIBUTE")],
+)
+def test_another_pytorch_keeps_its_guards(
+    module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, "another")
     torch._dynamo.reset()
-    torch.compile(Model().eval(), backend=ReducingBackend(reduces=True))(torch.ones(4, 3))
+    torch.compile(Model().eval(), backend=ReducingBackend(True, ALL))(torch.ones(4, 3))
     assert trees_checked_at_once(Model.forward) == 9
-    assert Guard.create is guards._dynamos_create
+
+
+def test_guards_that_miss_changes_are_not_the_default() -> None:
+    torch._dynamo.reset()
+    torch.compile(Model().eval(), backend=ReducingBackend(True))(torch.ones(4, 3))
+    assert trees_checked_at_once(Model.forward) == 9

@@ -32,7 +32,7 @@ def test_a_mode_without_graphs() -> None:
 
 
 def test_an_unknown_own_option_names_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match=r"pygraph\.verify, pygraph\.max_graphs"):
+    with pytest.raises(ValueError, match=r"pygraph\.verify, pygraph\.audit, pygraph\.max_graphs"):
         options.parse(None, {"pygraph.verfy": True})
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import parameters, runtime
+from pygraph.patches import Changes
 from pygraph.substitutes import digest_of
 from tests.python.compiled_programs import Backend, ReducingBackend, X
 
@@ -81,13 +82,13 @@ def test_what_writes_the_code_is_known() -> None:
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_other_code_is_left_alone(is_stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     changed: list[Any] = []
-    monkeypatch.setattr(parameters, "_runs", lambda arguments: changed.append(arguments) or [])
+    monkeypatch.setattr(parameters, "_runs", lambda arguments, _: changed.append(arguments) or [])
     if not is_stored:  # but written by something that is not known
         monkeypatch.setattr(parameters, "_DIGEST", "")
     with dynamo_config.patch(caching_precompile=is_stored):
-        parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x))
+        parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x), Changes())
     assert not changed
-    parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x))
+    parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x), Changes())
     assert bool(changed) == is_stored
 
 

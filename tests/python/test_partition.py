@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -176,7 +177,8 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
     partition = Partition(function, info, Options(select="always"))
     partition._watched_call(Entry(), [5])
     assert events == ["give back", "call"]
-    partition._capture(Entry(), [5])
+    entry = partition.entries[b"key"] = Entry()
+    partition._capture(b"key", entry, [5])
     assert events[2:] == ["give back", "verify", *(["give back"] if kind != "inference" else [])]
     events.clear()
     partition._watched = 2  # the next calls are not
@@ -311,3 +313,53 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
         entry = call(partition, None)
     assert seen == [None, pending]
     assert (entry.state, entry.pending) == (State.CAPTURED, None)
+
+
+def _raising(world: pytest.MonkeyPatch, **kwargs: bool) -> list[int]:
+    """Recordings raise; the threads that they are made in."""
+    threads: list[int] = []
+
+    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+        threads.append(threading.get_ident())
+        return Attempt(uncaptured(args), failure="no handle", **kwargs)  # type: ignore[operator]
+
+    world.setattr(partition_module.capture, "attempt", attempt)
+    world.setattr(recorder, "make_handles", lambda: None)
+    return threads
+
+
+def _in_thread(partition: Partition, entry: Entry) -> None:
+    thread = threading.Thread(target=lambda: partition._capture(b"key", entry, [0]))
+    thread.start()
+    thread.join()
+
+
+def test_a_capture_that_raises_in_a_new_thread_is_left_to_one_that_has_run_the_function(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = _raising(monkeypatch, raised=True)
+    partition, entry = Partition(lambda args: args, INFO, Options()), Entry()
+    partition.entries[b"key"] = entry
+    for _ in range(10):
+        _in_thread(partition, entry)
+    assert len(threads) == partition_module._MOST_IN_NEW_THREADS
+    assert entry.state is State.UNCAPTURED
+    partition.uncaptured([0])
+    partition._capture(b"key", entry, [0])  # here it is known, and a failure is one
+    assert entry.state is State.REFUSED and len(threads) == partition_module._MOST_IN_NEW_THREADS + 1
+
+
+def test_a_failure_of_the_call_alone_refuses_nothing(
+    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = _raising(monkeypatch, raised=True, is_transient=True)
+    partition, entry = Partition(lambda args: args, INFO, Options()), Entry()
+    partition.entries[b"key"] = entry
+    partition.uncaptured([0])
+    for _ in range(4):
+        partition._capture(b"key", entry, [0])
+    assert len(threads) == 4  # the next call may be another
+    for _ in range(1000):
+        partition._capture(b"key", entry, [0])
+    assert 5 <= len(threads) <= 10 and entry.state is State.UNCAPTURED
+    assert entry.raised_in_new_threads == 0

@@ -40,7 +40,7 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[int] = []
-    monkeypatch.setattr(gpu_memory, "make_room", wanted.append)
+    monkeypatch.setattr(gpu_memory, "make_room", lambda size: wanted.append(size) or True)
     _, subject, entry = captured()
     entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
     calls = try_to_the_end(subject, entry)
@@ -51,7 +51,7 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
 def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_memory, "make_room", lambda wanted: True)
+    monkeypatch.setattr(gpu_memory, "make_room", lambda wanted: False)
     _, subject, entry = captured()
     variants = []
     while entry.trial is not None:

@@ -12,6 +12,7 @@ from pygraph.shortcut import Route, find_route
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 assert_size_stride = torch._C._dynamo.guards.assert_size_stride
 GPU = torch.device("cuda:0")
+device = torch.device  # as Inductor imports it
 
 
 class Reordering:
@@ -130,10 +131,13 @@ class Sending:
     def call(self: Any, args: list[Any]) -> Any:
         a, b, c, d = args
         args.clear()
-        with torch._C._DisableTorchDispatch():  # the module `torch` has everything else
-            numbers = torch.ops.pygraph.scalars_to_device.default([b, a], GPU)
+        with torch.cuda._DeviceGuard(0):
+            torch.cuda.set_device(0)
+            numbers = torch.ops.pygraph.scalars_to_device.default(
+                [b, a], torch.device(type="cuda", index=0)
+            )
             assert_size_stride(numbers, (2,), (1,), "pygraph.scalars_to_device")
-            constant = torch.ops.pygraph.to_device.default(d, GPU, True)
+            constant = torch.ops.pygraph.to_device.default(d, device(type="cuda", index=0))
             assert_size_stride(constant, (7,), (1,))
         (x,) = self.partitions[0]([c, constant, numbers])
         return (x, c)
@@ -141,14 +145,14 @@ class Sending:
 
 class SendingWhatItMade:
     def call(self: Any, args: list[Any]) -> Any:
-        first = torch.ops.pygraph.to_device.default(args[0], GPU, False)
-        second = torch.ops.pygraph.to_device.default(first, GPU, False)
+        first = torch.ops.pygraph.to_device.default(args[0], device(type="cuda", index=0))
+        second = torch.ops.pygraph.to_device.default(first, device(type="cuda", index=0))
         return self.partitions[0]([second])
 
 
 class ReturningWhatItSent:
     def call(self: Any, args: list[Any]) -> Any:
-        sent = torch.ops.pygraph.to_device.default(args[0], GPU, False)
+        sent = torch.ops.pygraph.to_device.default(args[0], device(type="cuda", index=0))
         (x,) = self.partitions[0]([sent])
         return (x, sent)
 
@@ -158,6 +162,57 @@ class AnotherOperator:
         return self.partitions[0]([torch.ops.pygraph.keep_on_cpu.default(args[0])])
 
 
+class AnOperatorWithoutTensors:
+    def call(self: Any, args: list[Any]) -> Any:
+        torch.ops.aten._print.default("called")
+        return self.partitions[0](args)
+
+
+class ADrawingOperator:
+    def call(self: Any, args: list[Any]) -> Any:
+        (x,) = self.partitions[0](args)
+        return (x, torch.ops.aten.randint.low(0, 2, [1]))
+
+
+class ACheckOfASize:
+    def call(self: Any, args: list[Any]) -> Any:
+        if args[0] != 4:
+            raise ValueError(args[0])
+        return self.partitions[0](args)
+
+
+class ACheckOfATensor:
+    def call(self: Any, args: list[Any]) -> Any:
+        if args[0]:
+            args = args[:1]
+        return self.partitions[0](args)
+
+
+class ABuiltin:
+    def call(self: Any, args: list[Any]) -> Any:
+        print("called")
+        return self.partitions[0](args)
+
+
+class AnAssertion:
+    def call(self: Any, args: list[Any]) -> Any:
+        assert args[0] == 4, "another size"
+        return self.partitions[0](args)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [AnOperatorWithoutTensors, ADrawingOperator, ACheckOfASize, ACheckOfATensor, ABuiltin, AnAssertion],
+)
+def test_what_has_effects_or_asks_for_values_is_no_route(
+    wrapper: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level("INFO", "pygraph"):
+        assert find_route(wrapper(), 1, 1) is None
+    assert "keeps Inductor's wrapper" in caplog.text
+    assert capfd.readouterr().out == ""  # nothing of it has run
+
+
 class CheckingAnArgument:
     def call(self: Any, args: list[Any]) -> Any:
         assert_size_stride(args[0], (2,), (1,))
@@ -165,7 +220,7 @@ class CheckingAnArgument:
 
 
 def test_what_is_sent_to_the_gpu_first_is_found() -> None:
-    numbers, constant = ([1, 0], GPU, None), ([3], GPU, True)
+    numbers, constant = ([1, 0], GPU, True), ([3], GPU, False)
     outputs: list[Any] = [(True, 0, None), (False, 2, None)]
     assert find_route(Sending(), 4, 1) == Route([2, 5, 4], outputs, [numbers, constant])
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._decomp.decompositions import _upsample_linear
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph import substitutes
 from pygraph.backend import backend
@@ -147,6 +148,66 @@ def test_boxes_at_the_border_and_of_one_pixel() -> None:
         atol=3e-6,
         rtol=0,
     )
+
+
+def test_inverted_boxes_paint_nothing() -> None:
+    size = (20, 30)
+    corners = [[9.0, 4, 5, 12], [4, 12, 9, 4], [9, 12, 5, 4], [20, 3, 2, 9]]
+    boxes = torch.tensor(corners)
+    masks = torch.rand(len(corners), 1, 28, 28)
+    ours = _all_at_once(masks, boxes, size)
+    assert torch.equal(ours, roi_heads.paste_masks_in_image(masks, boxes, size))
+    assert not ours.any()
+
+
+@pytest.mark.parametrize(
+    ("masks", "boxes", "fits"),
+    [
+        ((3, 1, 28, 28), (3, 4), True),
+        ((3, 1, 28, 28), (2, 4), False),
+        ((1, 1, 28, 28), (3, 4), False),
+        ((3, 2, 28, 28), (3, 4), False),
+        ((3, 28, 28), (3, 4), False),
+        ((0, 1, 28, 28), (0, 4), True),
+    ],
+)
+def test_only_what_torchvisions_models_have_is_pasted(
+    masks: tuple[int, ...], boxes: tuple[int, ...], fits: bool
+) -> None:
+    with FakeTensorMode():
+        on_gpu = torch.empty(masks, device="cuda"), torch.empty(boxes, device="cuda")
+        assert torchvision_masks.can_paste(*on_gpu) is fits
+        assert not torchvision_masks.can_paste(on_gpu[0], torch.empty(boxes))
+        assert not torchvision_masks.can_paste(on_gpu[0].double(), on_gpu[1])
+
+
+def test_only_boxes_beside_their_features_are_pooled() -> None:
+    with FakeTensorMode():
+        features, boxes = [torch.empty(1, 3, 8, 8, device="cuda")], [torch.empty(5, 4, device="cuda")]
+        assert torchvision_pooling.can_pool(features, boxes)
+        assert not torchvision_pooling.can_pool(features, [torch.empty(5, 4)])
+        assert not torchvision_pooling.can_pool(features, [boxes[0].double()])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_torchvision_returns_for_odd_boxes_is_returned(seed: int) -> None:
+    """Outside of the image, inverted, huge: where its slices raise there is nothing to compare."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (17, 23)
+    boxes = torch.randint(-30, 45, (60, 4), generator=generator)
+    boxes[::9, 2] = 2**63 - 1
+    boxes[1::9, 3] = -(2**63)
+    masks = torch.rand(len(boxes), 1, 7, 7, generator=generator)
+    ours = torchvision_masks.paste_masks(masks, boxes, size)
+    compared = 0
+    for mask, box, result in zip(masks, boxes, ours, strict=True):
+        try:
+            theirs = roi_heads.paste_mask_in_image(mask[0], box, *size)
+        except RuntimeError:
+            continue
+        torch.testing.assert_close(result[0], theirs, atol=3e-6, rtol=0)
+        compared += 1
+    assert compared > 10
 
 
 def test_no_objects() -> None:

@@ -203,3 +203,27 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
     assert "memory it was recorded with" in _look(_Wrong(0, 0), [], pair).failure
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_result_that_is_an_argument_is_not_compared_with_itself() -> None:
+    class Identity(_Wrong):
+        def replay(
+            self, arguments: list[torch.Tensor], gives_away: bool, poison: int
+        ) -> list[torch.Tensor]:
+            return [arguments[0]]  # should have doubled it
+
+    x = torch.ones(4)
+    recording = Recording(graph := Identity(0, 0), graph, [], returned=frozenset({0}))
+    result = verify.Run(lambda args: [args[0].mul_(2)], [x], recording, frozenset()).first_look()
+    assert list(result.suspects) == [0]
+    assert torch.equal(x, torch.full((4,), 2.0))
+
+
+@pytest.mark.usefixtures("stream")
+def test_writes_of_rehearsals_count_for_none_of_the_calls_tensors() -> None:
+    x = torch.ones(4)
+    recording = Recording(graph := _Wrong(0, 0), graph, [])
+    run = verify.Run(lambda args: [args[0].mul_(1) + 1], [x], recording, frozenset())
+    run._run([0])
+    assert x._version == 0

@@ -176,7 +176,7 @@ class _TracingBackend:
 
         def note(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             observation = observe.current()
-            graph_pass = GraphPass(frozenset(self._transforms), frozenset())
+            graph_pass = GraphPass(frozenset(self._transforms))
             applied = graph_pass.transform(gm.graph)
             if observation is not None:
                 observation.note_graph(name, gm.graph, applied)

@@ -68,7 +68,7 @@ def _is_waiting(observation: Observation) -> bool:
     return any(
         partition.is_waiting(key, entry)
         for partition in observation.partitions
-        for key, entry in list(partition.entries.items())
+        for key, entry in partition.entries.copy().items()
     )
 
 
@@ -76,7 +76,7 @@ def graph_rows(observation: Observation) -> list[GraphRow]:
     """One row per partition and signature that was called more than once."""
     rows = []
     for partition in observation.partitions:
-        for entry in list(partition.entries.values()):
+        for entry in partition.entries.copy().values():
             graph = entry.graph
             if graph is None and entry.state is State.UNCAPTURED:
                 continue
@@ -85,7 +85,7 @@ def graph_rows(observation: Observation) -> list[GraphRow]:
 
 
 def _row(partition: Partition, entry: Entry) -> GraphRow:
-    graph = entry.graph
+    graph, decision = entry.graph, entry.decision  # which other threads may drop meanwhile
     failure = graph.failure if graph is not None else ""
     return GraphRow(
         name=partition.info.name,
@@ -99,7 +99,7 @@ def _row(partition: Partition, entry: Entry) -> GraphRow:
         workspace_bytes=graph.workspace_bytes if graph else None,
         capture_seconds=entry.capture_seconds if graph else None,
         replays=graph.replays if graph else None,
-        timings=_timings(entry.decision) if entry.decision else (),
+        timings=_timings(decision) if decision else (),
         lanes=graph.lanes if graph else None,
         bytes_copied=graph.copied_bytes if graph else None,
     )

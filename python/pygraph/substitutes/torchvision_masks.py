@@ -40,8 +40,10 @@ class _Axis(NamedTuple):
 def _axis(start: Tensor, end: Tensor, image_size: int, mask_size: int) -> _Axis:
     """start, end: int64, one per object, the box's first and last pixel."""
     box_size = (end - start + 1).clamp(min=1)
-    pixel = torch.arange(image_size, device=start.device) - start[:, None]
-    is_inside = (pixel >= 0) & (pixel < box_size[:, None])
+    position = torch.arange(image_size, device=start.device)
+    pixel = position - start[:, None]
+    # Nothing of an inverted box, nor of one whose end overflows, as with torchvision's slices.
+    is_inside = (position >= start[:, None]) & (position < end[:, None] + 1)
     # In double precision the quotient, once rounded, is the one that the CPU computes.
     scale = (mask_size / box_size.double()).float()[:, None]
     source = (scale * (pixel.float() + 0.5) - 0.5).clamp(min=0)
@@ -70,6 +72,18 @@ def paste_masks(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Te
     return torch.where(is_inside, value, 0.0)[:, None]
 
 
+def can_paste(masks: Tensor, boxes: Tensor) -> bool:
+    """Whether the arguments are such as torchvision's own models have."""
+    return (
+        masks.is_cuda
+        and boxes.device == masks.device
+        and masks.dtype == torch.float32
+        and masks.dim() == 4
+        and masks.shape[1] == 1
+        and boxes.shape == (masks.shape[0], 4)
+    )
+
+
 def sources_of(roi_heads: types.ModuleType) -> tuple[Callable[..., Tensor], ...]:
     """The functions of torchvision that are replaced. What they do must be what is done here."""
     return (
@@ -87,7 +101,7 @@ def replace(roi_heads: types.ModuleType) -> None:
     def paste_masks_in_image(
         masks: Tensor, boxes: Tensor, img_shape: tuple[int, int], padding: int = 1
     ) -> Any:
-        if not masks.is_cuda or masks.dtype != torch.float32:
+        if not can_paste(masks, boxes) or not all(isinstance(size, int) for size in img_shape):
             return NotImplemented
         masks, scale = roi_heads.expand_masks(masks, padding=padding)
         boxes = roi_heads.expand_boxes(boxes, scale).to(dtype=torch.int64)

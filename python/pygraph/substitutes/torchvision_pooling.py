@@ -59,6 +59,14 @@ def pool(
     return result
 
 
+def can_pool(features: list[Tensor], boxes: list[Tensor]) -> bool:
+    """Whether features and boxes are on one GPU, of one type."""
+    first = features[0]
+    return first.is_cuda and all(
+        t.device == first.device and t.dtype == first.dtype for t in (*features, *boxes)
+    )
+
+
 def pays(features: list[Tensor], boxes: list[Tensor], output_size: tuple[int, int]) -> bool:
     """Whether this is the faster way, on a GPU."""
     elements = sum(len(b) for b in boxes) * features[0].shape[1] * math.prod(output_size)
@@ -84,9 +92,9 @@ def replace(poolers: types.ModuleType) -> None:
     ) -> Any:
         if scales is None or mapper is None or len(scales) != len(x_filtered):
             return NotImplemented
-        if not x_filtered[0].is_cuda or not pays(x_filtered, boxes, output_size):
+        if not can_pool(x_filtered, boxes) or not pays(x_filtered, boxes, output_size):
             return NotImplemented
-        rois = poolers._convert_to_roi_format(boxes)
-        return pool(
-            x_filtered, rois, mapper(boxes), output_size, sampling_ratio, scales, poolers.roi_align
-        )
+        rois, levels = poolers._convert_to_roi_format(boxes), mapper(boxes)
+        if levels.device != rois.device:
+            return NotImplemented
+        return pool(x_filtered, rois, levels, output_size, sampling_ratio, scales, poolers.roi_align)

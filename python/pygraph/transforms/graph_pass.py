@@ -9,21 +9,19 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from pygraph.transforms.conditionals import inline_conditionals
 from pygraph.transforms.outputs import keep_cpu_values, sink_cpu_outputs
 from pygraph.transforms.placement import Placement
 from pygraph.transforms.rewrite import Applied, drop_unused, gpu_of
 
 log = logging.getLogger("pygraph")
 
-_VERSION = 1  # in the key of Inductor's cache
+_VERSION = 2  # in the key of Inductor's cache
 
 
 class GraphPass(CustomGraphPass):  # type: ignore[misc]
     """Transforms a graph in place. One object per compilation; ``applied`` and ``graph`` tell of it.
 
     enabled: names out of :data:`pygraph.transforms.names.TRANSFORMS`.
-    constant: positions of inputs that belong to a module.
     user_pass: a pass of the user's, which runs first.
     watch: called with the transformed graph.
     """
@@ -31,12 +29,10 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
     def __init__(
         self,
         enabled: frozenset[str],
-        constant: frozenset[int],
         user_pass: Any = None,
         watch: Callable[[fx.Graph, list[Applied]], None] | None = None,
     ) -> None:
         self.enabled = enabled
-        self.constant = constant
         self._user_pass = user_pass
         self._watch = watch
 
@@ -53,7 +49,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         user = self._user_pass.uuid() if hasattr(self._user_pass, "uuid") else None
         if self._user_pass is not None and user is None:
             return None  # what the user's pass does is unknown: no caching
-        return ("pygraph", _VERSION, sorted(self.enabled), sorted(self.constant), user)
+        return ("pygraph", _VERSION, sorted(self.enabled), user)
 
     def transform(self, graph: fx.Graph) -> list[Applied]:
         """Runs the transformations; returns those that found something to do."""
@@ -61,9 +57,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         if gpu is None:
             return []
         applied: list[Applied] = []
-        if "conditionals" in self.enabled:
-            applied += inline_conditionals(graph)
-        placement = Placement(graph, gpu, self.enabled, self.constant)
+        placement = Placement(graph, gpu, self.enabled)
         placement.run()
         applied += placement.applied
         drop_unused(graph)

@@ -2,6 +2,6 @@
 
 LIBRARY_FUNCTIONS = "library_functions"  # before the FX graph: pygraph.substitutes
 TRANSFORMS = (
-    *("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", "conditionals"),
+    *("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs"),
     LIBRARY_FUNCTIONS,
 )

@@ -3,7 +3,7 @@
 For every operand on the CPU of an operator on the GPU, and for every copy from the CPU to the GPU,
 the value's *GPU version* is made, by the first rule that fits:
 
-    a copy of a GPU value to the CPU     that GPU value
+    a copy of a GPU value to the CPU     that GPU value; a copy of it, if it is written later
     a constant (arange of integers, ...) the same constant, made on the GPU
     computed from constants alone        computed once, now, on the CPU; kept on the GPU
     an exact operation                   the same operation on the GPU versions of its operands
@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import pygraph.ops  # noqa: F401  registers pygraph::to_device
+from pygraph.transforms.memory import Memory
 from pygraph.transforms.rewrite import (
     Applied,
     add_call,
@@ -32,13 +33,16 @@ from pygraph.transforms.rewrite import (
 )
 from pygraph.transforms.values import (
     CONSTRUCTORS,
+    FILLED,
     ancestors_of,
     bytes_of,
     fold,
     is_constant,
     is_exact,
+    is_exact_cast,
     is_exact_constant,
     name_of,
+    number_of,
 )
 
 aten = torch.ops.aten
@@ -59,15 +63,12 @@ _LARGEST_FOLDED = 1 << 24
 class Placement:
     """Makes GPU versions in one graph; each value has at most one."""
 
-    def __init__(
-        self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str], constant: frozenset[int]
-    ) -> None:
+    def __init__(self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str]) -> None:
         self.applied: list[Applied] = []
         self._graph = graph
         self._gpu = gpu
         self._enabled = enabled
-        placeholders = graph.find_nodes(op="placeholder")
-        self._constant = {node for i, node in enumerate(placeholders) if i in constant}
+        self._memory = Memory(graph)
         self._versions: dict[fx.Node, fx.Node] = {}
         self._early = self._nodes_before_the_gpu()
         self._copied: list[tuple[fx.Node, fx.Node]] = []  # (CPU value, stand-in for its copy)
@@ -85,14 +86,28 @@ class Placement:
 
     def _replace_copy(self, node: fx.Node) -> None:
         source = node.args[0]
-        if not isinstance(source, fx.Node) or not self._is_wanted(source):
+        if not isinstance(source, fx.Node) or not self._is_wanted(source, node):
             return
-        version = self._version(source, node)
+        # The copy has memory of its own, which what it is a copy of does not share: neither a write
+        # to the one nor to the other may show in both.
+        is_kept = self._memory.is_exposed(node) or not self._memory.is_unwritten_after(
+            ancestors_of([source]), node
+        )
         dtype = value_of(node).dtype
-        if dtype != value_of(source).dtype:
+        convert = torch.ops.prims.convert_element_type.default
+        if not is_exact_cast(value_of(source).dtype, dtype):  # on the CPU, as in the program
             with self._graph.inserting_before(node):
-                cast = torch.ops.prims.convert_element_type.default
-                version = add_call(self._graph, cast, (version, dtype), like=node)
+                cast = add_call(self._graph, convert, (source, dtype), like=node)
+            if source in self._early:
+                self._early.add(cast)
+            source = cast
+        version = self._version(source, node)
+        with self._graph.inserting_before(node):
+            if dtype != value_of(source).dtype:
+                version = add_call(self._graph, convert, (version, dtype), like=node)
+            elif is_kept:
+                version = add_call(self._graph, aten.clone.default, (version,), like=node)
+        self._memory.replace(node, version)
         node.replace_all_uses_with(version)
         self._graph.erase_node(node)
 
@@ -107,13 +122,24 @@ class Placement:
         }
         stays = on_host | _masked_values(node)
         for operand in set(node.all_input_nodes) - stays:
-            if not is_on_cpu(operand) or not self._is_wanted(operand):
+            if not is_on_cpu(operand) or not self._is_wanted(operand, node):
                 continue
             if value_of(operand).dim() == 0 or target in _MIXED_DEVICES:
                 node.replace_input_with(operand, self._version(operand, node))
 
-    def _is_wanted(self, value: fx.Node) -> bool:
-        """Whether the transformations that the value needs are switched on."""
+    def _is_wanted(self, value: fx.Node, user: fx.Node) -> bool:
+        """Whether ``user`` can take the value from elsewhere, and the transformations that this needs
+        are switched on.
+
+        The value, and what it is computed from, is read at other places then than in the program:
+        nothing that the graph has written by then may be among it, and no constant that it writes at
+        any time, for the next call.
+        """
+        ancestors = ancestors_of([value])
+        if not self._memory.is_unwritten_before(ancestors, user):
+            return False
+        if any(node.op == "get_attr" and self._memory.is_written(node) for node in ancestors):
+            return False
         if is_constant(value):
             return "constants" in self._enabled
         scalar = value.op == "placeholder" and value_of(value).dim() == 0
@@ -125,8 +151,7 @@ class Placement:
         if known is not None:
             return known
         if is_device_copy(value, "cpu") and value_of(value).dtype == value_of(value.args[0]).dtype:  # type: ignore[arg-type]
-            version = value.args[0]
-            assert isinstance(version, fx.Node)
+            version = self._source_of(value)
             self._note("cpu_tensors", "a copy to the CPU and back is left out", user)
         elif value.target in CONSTRUCTORS and is_exact_constant(value):
             version = self._make_constant(value)
@@ -146,10 +171,24 @@ class Placement:
         self._versions[value] = version
         return version
 
+    def _source_of(self, copy: fx.Node) -> fx.Node:
+        """What a copy to the CPU was made of, as it was then."""
+        source = copy.args[0]
+        assert isinstance(source, fx.Node)
+        if not self._memory.is_written(source):
+            return source
+        with self._graph.inserting_after(copy):
+            return add_call(self._graph, aten.clone.default, (source,), like=copy)
+
     def _make_constant(self, value: fx.Node) -> fx.Node:
         with self._graph.inserting_after(value):
             kwargs = {**value.kwargs, "device": self._gpu}
-            return add_call(self._graph, value.target, value.args, kwargs, like=value)  # type: ignore[arg-type]
+            kwargs.pop("pin_memory", None)
+            args = value.args
+            if value.target in FILLED:
+                args = (*args[:-1], number_of(value))
+                kwargs["dtype"] = value_of(value).dtype
+            return add_call(self._graph, value.target, args, kwargs, like=value)  # type: ignore[arg-type]
 
     def _fold(self, value: fx.Node) -> fx.Node | None:
         """The value as a constant on the GPU, or None if it depends on inputs or is large."""
@@ -201,8 +240,7 @@ class Placement:
         with self._graph.inserting_after(value):
             stand_in = add_call(self._graph, aten.alias.default, (value,), like=user)
         with value_of(value).fake_mode:
-            empty = torch.empty(value_of(value).shape, dtype=value_of(value).dtype, device=self._gpu)
-        stand_in.meta["val"] = empty
+            stand_in.meta["val"] = torch.empty_like(value_of(value), device=self._gpu)
         if value in self._early:
             self._copied.append((value, stand_in))
             return stand_in
@@ -230,7 +268,7 @@ class Placement:
 
     def _replace_stand_in(self, value: fx.Node, stand_in: fx.Node, anchor: fx.Node) -> fx.Node:
         with self._graph.inserting_after(anchor):
-            args = (value, self._gpu, value in self._constant)
+            args = (value, self._gpu)
             copy = add_call(self._graph, torch.ops.pygraph.to_device.default, args, like=stand_in)
         stand_in.replace_all_uses_with(copy)
         self._graph.erase_node(stand_in)

@@ -59,14 +59,20 @@ def is_device_copy(node: fx.Node, to: str) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether the node is an ATen or prims operator that writes nothing and draws nothing."""
+    """Whether the node is an ATen or prims operator whose only effect is its result.
+
+    An operator without results, such as an assertion, exists for its effect.
+    """
     target = node.target
     return (
         node.op == "call_function"
         and isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "prims")
         and not target._schema.is_mutable
+        and bool(target._schema.returns)
+        and not any(word in target._schema.name for word in ("assert", "constrain"))
         and torch.Tag.nondeterministic_seeded not in target.tags
+        and not node.is_impure()
     )
 
 

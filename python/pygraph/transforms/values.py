@@ -37,8 +37,9 @@ _INTEGER_ARITHMETIC = {
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_not.default),
     *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default),
 }
+FILLED = {aten.full.default, aten.scalar_tensor.default}
 CONSTRUCTORS = {
-    *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
+    *(*FILLED, aten.zeros.default, aten.ones.default),
     *(aten.arange.default, aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default),
     aten.eye.default,
 }
@@ -82,23 +83,73 @@ def fold(value: fx.Node) -> torch.Tensor | None:
 def is_exact(node: fx.Node) -> bool:
     if not is_pure(node) or not is_on_cpu(node):
         return False
-    if node.target in _MOVES:
-        return True
     operands = [value_of(a) for a in node.all_input_nodes]
     values: list[Any] = [value_of(node), *operands]
+    if node.target in _MOVES:
+        condition = node.args[0] if node.target is aten.where.self else None
+        moved = [value_of(a) for a in node.all_input_nodes if a is not condition and is_on_cpu(a)]
+        return all(is_exact_cast(v.dtype, values[0].dtype) for v in moved)
     if node.target is torch.ops.prims.convert_element_type.default:
-        # Between floats every device rounds to nearest; from floats to integers they may differ.
-        source, result = (v.is_floating_point() for v in (operands[0], values[0]))
-        return bool(source == result) or bool(result)
-    return node.target in _INTEGER_ARITHMETIC and all(
-        not isinstance(v, torch.Tensor) or not (v.is_floating_point() or v.is_complex()) for v in values
+        return is_exact_cast(operands[0].dtype, values[0].dtype)
+    # Beside a number with a fraction, integers are cast to floating point.
+    return (
+        node.target in _INTEGER_ARITHMETIC
+        and not _has_fraction(node)
+        and all(not isinstance(v, torch.Tensor) or v.dtype in _INTEGERS for v in values)
     )
 
 
+_INTEGERS = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+_EXACT_FLOATS = {  # formats that hold every number of another one
+    torch.float16: {torch.float32, torch.float64},
+    torch.bfloat16: {torch.float32, torch.float64},
+    torch.float32: {torch.float64},
+}
+
+
+def is_exact_cast(source: torch.dtype, result: torch.dtype) -> bool:
+    """Whether a cast gives the same bits on every device.
+
+    Casts to narrower floats may round twice on one device and once on another, and give NaN other
+    bits; casts from floats to integers differ for what does not fit.
+    """
+    if source == result:
+        return True
+    if source in _INTEGERS:
+        return result in _INTEGERS or result in (torch.float32, torch.float64)
+    return result in _EXACT_FLOATS.get(source, ())
+
+
 def is_exact_constant(node: fx.Node) -> bool:
-    """Filled tensors, and ranges of integers; a range of floats is computed, device by device."""
-    is_range = "arange" in str(node.target) or "iota" in str(node.target)
-    return not is_range or not value_of(node).is_floating_point()
+    """Ranges of integers, and filled tensors; a range of floats is computed, device by device."""
+    if node.target in FILLED:
+        return number_of(node) is not None
+    if node.target in (aten.zeros.default, aten.ones.default, aten.eye.default):
+        return True
+    return value_of(node).dtype in _INTEGERS and not _has_fraction(node)
+
+
+def number_of(node: fx.Node) -> Any:
+    """The number that all elements of a filled tensor have, or None if only a run tells.
+
+    It is rounded as the tensor rounds it: kernels may take the number of the call as it is.
+    """
+    number = node.args[-1]
+    if not isinstance(number, (bool, int, float)):
+        return None
+    try:
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            return torch.full((), number, dtype=value_of(node).dtype, device="cpu").item()
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        return None  # the program raises
+
+
+def _has_fraction(node: fx.Node) -> bool:
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    numbers = (value_of(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves)
+    return any(isinstance(number, (float, complex, torch.SymFloat)) for number in numbers)
 
 
 def ancestors_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -1,0 +1,75 @@
+"""When is a graph to be audited, and what has become of its audits? (See audit.py.)
+
+At its calls 100, 1000, 10 000, 20 000 and so on. The first two are made whatever they cost, like the
+verification before them. A further one waits until all of the graph's audits, itself included, take no
+more than a thousandth of the time that the graph's calls have taken. An interval that the user has
+given is kept to, at any cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+_EARLY = (100, 1000)
+_INTERVAL = 10_000
+_SHARE = 1e-3  # of the time that a graph's calls take
+# Calls until another try of an audit that was not possible: for want of memory, and for other reasons.
+_LATER, _SOON = 1000, 10
+
+
+@dataclasses.dataclass
+class Audits:
+    """Of one graph. Replays are counted as the graph counts them.
+
+    An audit makes one replay on clones in the place of the call's, so that each call is one replay.
+    Changed by whoever holds the record lock.
+    """
+
+    interval: int | None = None  # calls between audits; None: the schedule above, 0: there are none
+    made: int = 0
+    failed: int = 0
+    skipped: int = 0
+    extra: int = 0  # replays that were no calls: before the first one, and of closer looks
+    good_at: int = 0  # number of replays when the graph was last found right
+    seconds: float = 0.0  # that all audits have taken
+    last_seconds: float = 0.0
+    latency: float = 0.0  # of one replay, in seconds
+    suspects: Sequence[int] = ()  # results that differ; the next call takes a closer look
+    visible: Sequence[int] = ()  # the written inputs among the results in which `suspects` count
+    since_good: int = 0  # replays from the last good audit to the one that failed
+
+    def due_at(self, replays: int) -> int | None:
+        """How many replays the graph will have made when the next audit is due. None: never."""
+        if self.interval == 0:
+            return None
+        return max(replays, self.extra + self._due_call(replays - self.extra) - 1)
+
+    def _due_call(self, calls: int) -> int:
+        interval = self.interval or _INTERVAL
+        due = (calls // interval + 1) * interval
+        due = min([due, *(early for early in _EARLY if early > calls)])
+        if self.interval is None and due > _EARLY[-1] and self.latency > 0:
+            affordable = (self.seconds + self.last_seconds) / (_SHARE * self.latency)
+            due = max(due, math.ceil(affordable))
+        return due
+
+    def retry_at(self, replays: int) -> int:
+        """As ``due_at``, after one for which memory was short."""
+        return replays + min(self.interval or _LATER, _LATER)
+
+    def soon(self, replays: int) -> int:
+        """As ``due_at``, after one that something else was in the way of."""
+        return replays + _SOON
+
+    def replays_since_good(self, replays: int | None) -> int:
+        """replays: of the graph; None if it was dropped, or not made yet."""
+        if self.suspects or replays is None:
+            return self.since_good
+        return replays - self.good_at
+
+    def note_seconds(self, seconds: float, goes_on: bool = False) -> None:
+        """What an audit has taken, or its closer look, which ``goes_on`` with it."""
+        self.seconds += seconds
+        self.last_seconds = seconds + (self.last_seconds if goes_on else 0.0)

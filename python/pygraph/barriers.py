@@ -1,0 +1,126 @@
+"""Barriers in Inductor's kernels between threads that read memory and threads that overwrite it.
+
+Triton may load an element more than once, by different threads: where a tile has fewer elements than
+the block has threads, it loads it again for each layout in which it is needed. Nothing then orders one
+thread's load and another's store. Inductor knows this of broadcast loads from ``in_out`` parameters and
+puts a barrier there. The same happens in loops over a reduced dimension, where a thread may be whole
+iterations ahead of another; to inputs that the program writes, which the kernel gets as two parameters;
+and to what one loop of a kernel stores and the next one loads (docs/inductor-race.md).
+
+A kernel's code comes in sections: a loop with what is stored after it, or straight code. In a section
+all loads stand before all stores. So two rules are enough, whatever layouts Triton chooses:
+
+* In a kernel that reads a buffer and writes it too, a barrier stands before each section's stores.
+* After a section that stores, a barrier stands before the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+_BARRIER = "tl.debug_barrier()"
+# Kernels in which several blocks of threads share a row would need barriers between blocks.
+_NOT_FOR_BARRIERS = {
+    "triton.cooperative_reductions": False,
+    "triton.force_cooperative_reductions": False,
+}
+
+_wanted: ContextVar[bool] = ContextVar("pygraph_barriers", default=False)
+
+
+@contextlib.contextmanager
+def in_generated_kernels() -> Iterator[None]:
+    """Kernels that Inductor generates in this context, in this thread, have the barriers."""
+    _install()
+    token = _wanted.set(True)
+    try:
+        with torch._inductor.config.patch(_NOT_FOR_BARRIERS):
+            yield
+    finally:
+        _wanted.reset(token)
+
+
+def wanted() -> bool:
+    """Whether kernels that are generated now, in this thread, get them."""
+    return _wanted.get()
+
+
+@functools.cache
+def _install() -> None:
+    """Wraps the generation of a section of code; without effect on other backends' kernels."""
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.select_algorithm import TritonTemplateKernel
+
+    generate = TritonKernel.codegen_body
+
+    def codegen_body(kernel: Any) -> None:
+        # What is fused into a template, such as a matrix product's, overwrites nothing (the scheduler
+        # fuses nothing else), and warps of a template may go different ways.
+        if wanted() and not isinstance(kernel, TritonTemplateKernel):
+            _generate_section(kernel, generate)
+        else:
+            generate(kernel)
+
+    TritonKernel.codegen_body = functools.wraps(generate)(codegen_body)
+
+
+def _generate_section(kernel: Any, generate: Callable[[Any], None]) -> None:
+    is_empty = not (
+        kernel.indexing_code
+        or kernel.loads
+        or kernel.compute
+        or kernel.stores
+        or kernel.post_loop_combine
+        or kernel.post_loop_store
+    )
+    if is_empty:
+        return
+    stores = bool(kernel.stores or kernel.post_loop_store)
+    if _reads_what_it_writes(kernel):
+        if kernel.stores:
+            kernel.compute.writeline(_BARRIER)  # the last of what stands before the stores
+        if kernel.post_loop_store:
+            kernel.post_loop_store = _after_barrier(kernel.post_loop_store)
+    kernel.pygraph_sections = getattr(kernel, "pygraph_sections", 0) + 1
+    generate(kernel)
+    if stores:
+        kernel.body.writeline(_barrier_unless_last(kernel, kernel.pygraph_sections))
+
+
+def _reads_what_it_writes(kernel: Any) -> bool:
+    """Whether a buffer is overwritten in place, or is an input of the program and written by it."""
+    from torch._inductor.codegen.common import InplacedBuffer
+
+    args = kernel.args
+    if any(isinstance(buffer, InplacedBuffer) for buffer in args.inplace_buffers.values()):
+        return True
+    return not args.input_buffers.keys().isdisjoint(args.output_buffers.keys())
+
+
+def _after_barrier(stores: Any) -> Any:
+    from torch._inductor.utils import IndentedBuffer
+
+    lines = IndentedBuffer()
+    lines.writeline(_BARRIER)
+    lines.splice(stores)
+    return lines
+
+
+def _barrier_unless_last(kernel: Any, section: int) -> Any:
+    """A line that is left out where no section followed that one."""
+    from torch._inductor.utils import DeferredLineBase
+
+    class Barrier(DeferredLineBase):  # type: ignore[misc]
+        def __call__(self) -> str | None:
+            return self.line if kernel.pygraph_sections > section else None
+
+        def _new_line(self, line: str) -> Barrier:
+            return Barrier(line)
+
+    return Barrier(_BARRIER)

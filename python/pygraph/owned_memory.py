@@ -1,0 +1,89 @@
+"""Whose memory a graph's constant addresses are (include/pygraph/constants.h): Python's part."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+
+Piece = tuple[int, int]  # address, bytes
+
+_DEEPEST = 4  # of containers, closures and wrappers inside each other
+
+
+def held_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
+    """Tensors that a compiled function reaches by itself: Inductor's constants, in its globals.
+
+    The graph holds them from now on. What an operator reaches is not among them.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for tensor in _tensors_of(function, _DEEPEST):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+            found[id(tensor)] = tensor
+    return list(found.values())
+
+
+def _tensors_of(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth > 0:
+        for part in _parts_of(value):
+            yield from _tensors_of(part, depth - 1)
+
+
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return []
+    # Of the globals, containers belong to the module, but functions may be anybody's.
+    parts = [v for v in list(value.__globals__.values()) if isinstance(v, torch.Tensor)]
+    for cell in value.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # nothing was assigned yet
+            continue
+    return parts
+
+
+def cached_memory() -> list[Piece]:
+    """What PyTorch's allocator owns, in use or not: it may give it to anybody."""
+    return [(s["address"], s["total_size"]) for s in _segments((0, 0))]
+
+
+def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """Of one pool of PyTorch's allocator, or of all: (0, 0)."""
+    found = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]
+    return found  # type: ignore[no-any-return]
+
+
+def still_held(pools: list[torch.cuda.MemPool]) -> list[Piece]:
+    """Memory of a recording's pools that somebody holds after its results are gone."""
+    pieces = _active(pools)
+    if pieces:
+        gc.collect()  # it may only be part of a cycle
+        pieces = _active(pools)
+    return pieces
+
+
+def _active(pools: list[torch.cuda.MemPool]) -> list[Piece]:
+    pieces = []
+    for pool in pools:
+        for segment in _segments(pool.id):
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    pieces.append((address, block["size"]))
+                address += block["size"]
+    return pieces

@@ -1,0 +1,124 @@
+// Words that differ between the recordings and are no address of a symbol: computed from addresses,
+// or padding.
+#include <functional>
+
+#include "test_device.h"
+
+namespace pygraph::testing {
+namespace {
+
+constexpr unsigned kCount = 256;
+constexpr uint64_t kBytes = kCount * sizeof(float);
+
+class ComputedWordsTest : public DeviceTest {
+ protected:
+  // A word that `compute` makes of the addresses of four inputs, in the middle of a struct.
+  std::string in_struct(const std::function<uint64_t(std::span<const uint64_t>)>& compute) {
+    return outcome([&](Session& s) {
+      device.add_one_struct(s.stream, s.inputs[0], compute(s.inputs), s.inputs[1], kCount);
+      return std::vector<uint64_t>{};
+    });
+  }
+  // As a parameter of its own.
+  std::string as_parameter(const std::function<uint64_t(std::span<const uint64_t>)>& compute) {
+    return outcome([&](Session& s) {
+      device.add(s.stream, s.inputs[0], s.inputs[1], compute(s.inputs), kCount);
+      return std::vector<uint64_t>{};
+    });
+  }
+  std::string outcome(const Computation& computation) {
+    TwoRecordings recordings = record_twice(device, {kBytes, 3 * kBytes, kBytes, 100}, computation);
+    try {
+      const LinkedGraph linked = recordings.link(driver);
+      return std::to_string(linked.noise_words) + " noise, " +
+             std::to_string(linked.unexplained_words) + " unexplained";
+    } catch (const NeedsFixedAddresses& error) {
+      return "fixed: " + std::string(error.what());
+    }
+  }
+  static void expect_fixed(const std::string& outcome) {
+    EXPECT_EQ(outcome.find("fixed: operator aten::test, node 0, kernel add"), 0) << outcome;
+  }
+};
+
+TEST_F(ComputedWordsTest, DifferencesOfAddresses) {
+  for (const uint64_t scale : {1, 2, 4, 8, 16}) {
+    expect_fixed(in_struct([&](auto in) { return (in[2] - in[0]) / scale; }));
+    expect_fixed(in_struct([&](auto in) { return (in[3] - in[1]) / scale; }));
+    expect_fixed(in_struct([&](auto in) {
+      return static_cast<uint64_t>(static_cast<int64_t>(in[0] - in[2]) /
+                                   static_cast<int64_t>(scale));
+    }));
+  }
+}
+
+TEST_F(ComputedWordsTest, AddressesInOtherUnits) {
+  for (const uint64_t scale : {2, 4, 8, 16}) {
+    expect_fixed(in_struct([&](auto in) { return in[2] / scale; }));
+  }
+  expect_fixed(in_struct([](auto in) { return -in[0]; }));
+  expect_fixed(in_struct([](auto in) { return in[0] + in[2]; }));
+}
+
+TEST_F(ComputedWordsTest, AParameterOfItsOwnIsUsed) {
+  uint64_t counter = 0;
+  expect_fixed(as_parameter([&](auto) { return ++counter; }));
+  expect_fixed(as_parameter([](auto in) { return in[2] - in[0]; }));
+  expect_fixed(as_parameter([](auto in) { return in[2] - 64; }));  // before the allocation
+  expect_fixed(as_parameter([](auto in) { return in[3] + 200; }));
+}
+
+TEST_F(ComputedWordsTest, NumbersBehindTheLastWholeWordAreCompared) {
+  unsigned count = kCount;
+  const std::string found = outcome([&](Session& s) {
+    void* params[] = {nullptr, nullptr, nullptr, nullptr};
+    uint64_t address = s.inputs[1];
+    params[0] = params[1] = params[2] = &address;
+    --count;
+    params[3] = &count;  // the launch's shape stays
+    PYGRAPH_CHECK(driver, launch_kernel(device.kernel("add"), 2, 1, 1, 128, 1, 1, 0, s.stream,
+                                        params, nullptr));
+    return std::vector<uint64_t>{};
+  });
+  expect_fixed(found);
+}
+
+TEST_F(ComputedWordsTest, PaddingStaysNoise) {
+  uint64_t garbage = 0x1234;
+  EXPECT_EQ(in_struct([&](auto) { return garbage += 8; }), "1 noise, 0 unexplained");
+  EXPECT_EQ(in_struct([&](auto) { return garbage *= 1103515245; }), "1 noise, 0 unexplained");
+}
+
+// A struct of 32-bit numbers need not begin where a word does: half of one is its, half is another
+// parameter's. What differs in the struct's half is its padding.
+TEST_F(ComputedWordsTest, HalfAWordOfAStructIsNoise) {
+  uint64_t garbage = 5;
+  TwoRecordings recordings = record_twice(device, {kBytes, kBytes}, [&](Session& s) {
+    garbage += uint64_t{1} << 32;
+    device.add_one_struct(s.stream, s.inputs[0], garbage, s.inputs[1], kCount);
+    return std::vector<uint64_t>{};
+  });
+  for (Recording* recording : {&recordings.first, &recordings.second}) {
+    recording->nodes[0].params = {{0, 8}, {8, 4}, {12, 12}, {24, 4}};
+  }
+  EXPECT_EQ(recordings.link(driver).noise_words, 1);
+}
+
+// A block that was freed just before the launch, and the end of one that is alive.
+TEST_F(ComputedWordsTest, MemoryFreedBeforeTheLaunchIsNotItsNeighboursEnd) {
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(kBytes);
+    const uint64_t table = s.pool.allocate(kBytes);
+    device.add_constant(s.stream, table, s.inputs[0], kCount, 1);
+    s.pool.free(table);
+    device.add(s.stream, result, s.inputs[0], table, kCount);
+    return std::vector{result};
+  });
+  const LinkedGraph linked = recordings.link(driver);
+  ASSERT_EQ(linked.relocations.size(), 5);
+  EXPECT_EQ(linked.relocations[4].addend, 0);
+  EXPECT_EQ(linked.symbols[linked.relocations[4].symbol].kind, SymbolKind::kInternal);
+}
+
+}  // namespace
+}  // namespace pygraph::testing

@@ -1,0 +1,183 @@
+"""Runs a program twice, graphed and not, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from . import compiled_level, partition_level
+from .calls import FLIPS
+from .observe import Difference, Seen, differences
+from .program import Program
+from .series import Run, series, synchronize
+
+# How far apart results of one computation may be, of their norm, where the order of additions is left
+# to chance or compilers fuse in other ways; and how many times as far as two uncaptured runs are.
+_ROUNDING = 2.0**-6
+_SPREAD = 4.0
+_RUNS = 3
+
+
+@dataclasses.dataclass
+class Outcome:
+    """verdict: "equal", "wrong", "by chance" (different, as uncaptured runs are), "unjudged" (left to
+    chance, and no distance is defined), "raises" (every call raised, in both). detail: of the first
+    differences. reasons: why graphs were refused."""
+
+    seed: int
+    level: str
+    verdict: str
+    detail: list[str] = dataclasses.field(default_factory=list)
+    calls: int = 0
+    raised: int = 0
+    replays: int = 0
+    states: dict[str, int] = dataclasses.field(default_factory=dict)
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    leaked: int = 0
+
+
+def check(program: Program, device: str, wrap: partition_level.Wrap | None = None) -> Outcome:
+    """wrap: what makes the graphed form of a partition function; PyGraph unless given.
+
+    Raises FatalError where the process is lost.
+    """
+    outcome = Outcome(program.seed, program.level, "equal")
+    with _memory_back(program, device, outcome):
+        _check(program, device, wrap or partition_level.graphed, outcome)
+    return outcome
+
+
+def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: Outcome) -> None:
+    def expected() -> list[Seen]:
+        if program.level == "compiled":
+            return series(program, device, _compiled(program, device, "inductor"))
+        return series(program, device, partition_level.make(program, device, partition_level.direct))
+
+    wanted = expected()
+    outcome.calls = len(wanted)
+    outcome.raised = sum(bool(seen.error) for seen in wanted)
+    if program.level == "compiled":
+        run = _compiled(program, device, "pygraph")
+    else:
+        run = partition_level.make(program, device, wrap)
+    with _early_recording(program, device):
+        seen = series(program, device, run)
+        _count(outcome, device)
+    found = differences(wanted, seen, _may_share(program))
+    if found:
+        runs = [differences(wanted, expected(), _may_share(program)) for _ in range(_RUNS)]
+        _judge(program, outcome, found, runs)
+        if outcome.verdict == "wrong" and program.level == "compiled" and device.startswith("cuda"):
+            _compare_with_own_code(program, device, run, seen, outcome)
+    elif outcome.raised == outcome.calls:
+        outcome.verdict = "raises"
+        outcome.detail = sorted({f"{seen.error}: {seen.error_text}" for seen in wanted})
+
+
+def _may_share(program: Program) -> bool:
+    return program.kind != "inference" or program.settings.get("grad") == "training"
+
+
+def _judge(
+    program: Program, outcome: Outcome, found: list[Difference], runs: list[list[Difference]]
+) -> None:
+    varying = {(d.call, d.what): d.distance for run in runs for d in run}
+    outcome.detail = [f"call {d.call}, {d.what}: {d.text}" for d in found[:6]]
+    flips = any(action in FLIPS for call in program.calls for action in call.before)
+    is_by_chance = bool(varying) or program.has_chance or program.level == "compiled" or flips
+    if not is_by_chance or any(d.what in ("error", "layout", "random", "shared") for d in found):
+        outcome.verdict = "wrong"
+        return
+    spread = max((d for d in varying.values() if math.isfinite(d)), default=0.0)
+    if all(d.distance <= max(_ROUNDING, _SPREAD * spread) for d in found):
+        outcome.verdict = "by chance"
+    elif varying or program.has_chance:
+        outcome.verdict = "unjudged"  # rounding decides what is compared, ordered or selected later
+    else:
+        outcome.verdict = "wrong"
+
+
+def _compare_with_own_code(
+    program: Program, device: str, run: Run, seen: list[Seen], outcome: Outcome
+) -> None:
+    """Whether the graphs, or PyGraph's changes to the code, are what makes the difference."""
+    from pygraph import runtime
+
+    with runtime.uncaptured():
+        uncaptured = series(program, device, run)
+    blame = differences(uncaptured, seen, _may_share(program))
+    outcome.detail.append(
+        "uncaptured, the same compiled code differs from its graphs as well"
+        if blame
+        else "uncaptured, the same compiled code gives what its graphs give"
+    )
+
+
+def _compiled(program: Program, device: str, backend: str) -> Run:
+    torch._dynamo.reset()
+    return compiled_level.make(program, device, backend)
+
+
+@contextlib.contextmanager
+def _early_recording(program: Program, device: str) -> Iterator[None]:
+    """As tests/gpu/conftest.py does, but for programs that run as shipped."""
+    import os
+
+    from pygraph import learned_cuts, recording_policy
+
+    old = recording_policy._RECORDED_AT_ONCE, recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC
+    is_shipped = program.settings["shipped"]
+    if not is_shipped:
+        recording_policy._RECORDED_AT_ONCE = 100
+        recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC = 100
+    os.environ["PYGRAPH_SELECT"] = "auto" if is_shipped else "always"
+    learned_cuts._learned.clear()
+    try:
+        yield
+    finally:
+        (
+            recording_policy._RECORDED_AT_ONCE,
+            recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC,
+        ) = old
+
+
+def _count(outcome: Outcome, device: str) -> None:
+    import pygraph
+    from pygraph import runtime
+
+    synchronize(device)
+    rows = pygraph.stats()
+    outcome.replays = sum(row.replays for row in rows)
+    outcome.states = dict(Counter(row.state for row in rows))
+    outcome.reasons = dict(Counter(row.reason for row in rows if row.state == "refused"))
+    runtime.partitions.clear()
+
+
+@contextlib.contextmanager
+def _memory_back(program: Program, device: str, outcome: Outcome) -> Iterator[None]:
+    """Notes what stays allocated once the program is gone."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    before = _allocated()
+    yield
+    if program.level == "compiled":
+        torch._dynamo.reset()
+    outcome.leaked = max(0, _allocated() - before)
+    if outcome.leaked:
+        import pygraph
+
+        pygraph.reset()
+        gc.collect()
+        outcome.leaked = max(0, _allocated() - before)
+
+
+def _allocated() -> int:
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()

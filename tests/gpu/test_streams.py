@@ -1,0 +1,233 @@
+"""Replays on several streams: nothing waits for another stream, and all results are right."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import pygraph
+
+from .support import captured, compiled, randn
+
+_SECOND = 2_000_000_000  # clock cycles of torch.cuda._sleep, about
+
+
+@contextmanager
+def _watchdog(seconds: float) -> Iterator[None]:
+    """Ends the process with all tracebacks, instead of a test run that hangs."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _create_stream() -> int:
+    handle = ctypes.c_void_p()
+    torch.cuda.current_stream()
+    assert _driver().cuStreamCreate(ctypes.byref(handle), 1) == 0
+    assert handle.value is not None
+    return handle.value
+
+
+def _destroy_stream(handle: int) -> None:
+    assert _driver().cuStreamDestroy_v2(ctypes.c_void_p(handle)) == 0
+
+
+def _program(x: torch.Tensor) -> torch.Tensor:
+    return (torch.relu(x @ x) @ x).cumsum(0).cumsum(1).sum(0)  # with internal memory
+
+
+def _warm() -> Callable[[torch.Tensor], torch.Tensor]:
+    model = compiled(_program)
+    with torch.no_grad():
+        for _ in range(4):
+            model(randn(256, 256))
+    assert len(captured()) == 1
+    return model  # type: ignore[no-any-return]
+
+
+def test_streams_that_the_program_destroys() -> None:
+    model = _warm()
+    x = randn(256, 256) * 0.05
+    torch.cuda.synchronize()
+    expected = model(x)
+    torch.cuda.synchronize()
+    for _ in range(40):
+        handle = _create_stream()
+        stream = torch.cuda.ExternalStream(handle)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            results = [model(x) for _ in range(4)]
+        stream.synchronize()
+        for result in results:
+            assert torch.equal(result, expected)
+        del results
+        _destroy_stream(handle)
+    with torch.no_grad():
+        assert torch.equal(model(x), expected)
+    pygraph.reset()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_stream_does_not_wait_for_what_is_queued_on_another(calls: int) -> None:
+    """A waits for an event that B records after its calls: a wait of B for A would never end."""
+    model = _warm()
+    x = randn(256, 256) * 0.05
+    a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.no_grad(), _watchdog(60):
+        for stream in (a, b):
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    model(x)
+        torch.cuda.synchronize()
+        done_b = torch.cuda.Event()
+        with torch.cuda.stream(a):
+            torch.cuda._sleep(3 * _SECOND)
+            for _ in range(calls):
+                model(x)
+        with torch.cuda.stream(b):
+            for _ in range(calls):
+                result = model(x)
+            done_b.record()
+        done_b.synchronize()
+        assert not a.query(), "B has waited for what A is doing"
+        torch.cuda.synchronize()
+    assert torch.equal(result, model(x))
+
+
+@pytest.mark.parametrize("count", [2, 8, 20])
+def test_streams_replay_the_same_graph_at_a_time(count: int) -> None:
+    model = _warm()
+    streams = [torch.cuda.Stream() for _ in range(count)]
+    inputs = [randn(256, 256) * 0.05 for _ in range(200)]
+    results = []
+    with torch.no_grad():
+        expected = [_program(x) for x in inputs]
+        torch.cuda.synchronize()
+        for i, x in enumerate(inputs):
+            with torch.cuda.stream(streams[i % count]):
+                results.append(model(x))
+        torch.cuda.synchronize()
+    for result, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, reference, atol=1e-2, rtol=1e-2)
+    row = captured()[0]
+    assert row.replays + row.calls_elsewhere >= 200
+    if count <= 8:
+        assert row.calls_elsewhere <= count
+
+
+def test_random_numbers_on_two_streams() -> None:
+    model = compiled(lambda x: torch.nn.functional.dropout(x, 0.5))
+    x = torch.ones(1 << 16, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    with torch.no_grad():
+        for _ in range(4):
+            model(x)
+        for stream in streams * 2:
+            with torch.cuda.stream(stream):
+                model(x)
+        torch.cuda.synchronize()
+        results = []
+        for i in range(40):
+            with torch.cuda.stream(streams[i % 2]):
+                results.append(model(x))
+        pygraph.reset()  # what pending replays read is not given to others
+        others = [torch.full((4,), 1 << 40, device="cuda") for _ in range(1000)]
+        torch.cuda.synchronize()
+    assert len(others) == 1000
+    for i, result in enumerate(results):
+        assert 0.45 < (result > 0).float().mean() < 0.55
+        assert all(not torch.equal(result, other) for other in results[:i])
+
+
+def test_training_on_a_side_stream_that_others_follow() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Linear(256, 1)
+    ).cuda()
+    step = compiled(lambda x: model(x).square().mean())
+    x = randn(4096, 256)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        step(x).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for _ in range(4):
+        expected = gradients()
+    for _ in range(3):
+        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results = [gradients() for _ in range(3)]
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            for found in results:
+                for a, b in zip(found, expected, strict=True):
+                    torch.testing.assert_close(a, b)
+
+
+def test_memory_that_a_side_stream_reads_is_not_taken_over() -> None:
+    side = torch.cuda.Stream()
+    seen: list[torch.Tensor] = []
+    size = (1 << 20,)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == size:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(_SECOND // 20)
+                seen.append(tensor.clone())
+            tensor.record_stream(side)
+        return tensor
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin().exp().tanh() * x.cos()).square()
+
+    model = compiled(function)
+    x = randn(*size, requires_grad=True)
+    references: list[torch.Tensor] = []
+    for _ in range(8):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = model(x)
+        y.sum().backward()
+        del y
+        others = [torch.zeros(size, device="cuda") for _ in range(4)]
+        torch.cuda.synchronize()
+        first = [tensor.clone() for tensor in seen]
+        assert all(tensor.isfinite().all() for tensor in first) and len(others) == 4
+        if references:
+            for tensor, reference in zip(first, references, strict=True):
+                assert torch.equal(tensor, reference)
+        references = first
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_record_stream_itself_works_as_ever(context: Callable[[], torch.no_grad]) -> None:
+    stream = torch.cuda.Stream()
+    with context():
+        x = randn(1 << 20)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_SECOND // 10)
+            y = x + 1
+        x.record_stream(stream)
+        expected = x.clone()
+        address = x.data_ptr()
+        del x
+        other = torch.empty(1 << 20, device="cuda")
+        assert other.data_ptr() != address
+        other.fill_(7)
+        torch.cuda.synchronize()
+        assert torch.equal(y, expected + 1)

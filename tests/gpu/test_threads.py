@@ -1,0 +1,221 @@
+"""Threads: small stacks, libraries' handles, the program's memory pools, Python's lock."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import pygraph
+
+from .support import assert_same, captured, compiled, randn, refusals
+
+
+@contextmanager
+def _watchdog(seconds: float) -> Iterator[None]:
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _in_thread(work: Callable[[], None], stack: int = 0) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    before = threading.stack_size(stack)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("kib", [512, 1024])
+def test_a_recording_in_a_thread_with_a_small_stack(kib: int) -> None:
+    model = compiled(lambda x: torch.relu(x @ x) + 1)
+    x = randn(64, 64)
+    with torch.no_grad():
+        expected = model(x)  # the compiler itself needs more
+
+    def work() -> None:
+        with torch.no_grad():
+            for _ in range(4):
+                assert_same(model(x), expected)
+
+    _in_thread(work, kib << 10)
+    assert len(captured()) == 1
+
+
+@pytest.mark.parametrize("kind", ["product", "convolution", "solver"])
+def test_a_recording_in_a_thread_without_handles(kind: str) -> None:
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "product": lambda x: torch.relu(x @ x) @ x,
+        "convolution": lambda x: torch.nn.functional.conv2d(x[None, None], x[None, None, :3, :3]),
+        "solver": lambda x: torch.linalg.qr(x)[1] @ x,
+    }
+    model = compiled(functions[kind])
+    x = randn(64, 64)
+    with torch.no_grad():
+        expected = model(x)
+
+        def work() -> None:
+            with torch.no_grad():
+                for _ in range(4):
+                    torch.testing.assert_close(model(x), expected, atol=1e-2, rtol=1e-2)
+
+        for _ in range(5):
+            _in_thread(work)
+        torch.testing.assert_close(model(x), expected, atol=1e-2, rtol=1e-2)
+    if kind != "solver":
+        assert len(captured()) == 1 and refusals() == []
+
+
+def test_sixteen_threads_share_a_model_and_record_its_shapes() -> None:
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)
+    ).cuda()
+    model = compiled(layers, dynamic=False)
+    sizes = [8, 16, 24, 32]
+    failures: list[str] = []
+
+    def work(index: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for call in range(100):
+                x = torch.full((sizes[(index + call) % 4], 64), index + 1.0, device="cuda")
+                if not torch.allclose(model(x), layers(x), atol=1e-2):
+                    failures.append(f"thread {index}, call {call}")
+
+    with torch.no_grad():
+        for size in sizes:
+            model(randn(size, 64))
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(captured()) == len(sizes) and refusals() == []
+
+
+def test_calls_within_a_pool_of_the_programs() -> None:
+    model = compiled(lambda x: torch.relu(x @ x) + 1)
+    x = randn(256, 256)
+    pool = torch.cuda.MemPool()
+    with torch.no_grad():
+        expected = model(x)
+        with torch.cuda.use_mem_pool(pool):
+            for _ in range(4):
+                assert_same(model(x), expected)
+        assert captured() == [] and refusals() == []
+        for _ in range(3):
+            assert_same(model(x), expected)
+        assert len(captured()) == 1
+        replays = captured()[0].replays
+        with torch.cuda.use_mem_pool(pool):
+            results = [model(x) for _ in range(4)]
+        assert captured()[0].replays == replays + 4
+    for result in results:
+        assert_same(result, expected)
+    del results, result
+    pygraph.reset()
+    del pool
+    assert_same(x, x.clone())
+
+
+def test_a_recording_while_another_thread_uses_a_pool() -> None:
+    model = compiled(lambda x: torch.relu(x @ x) + 1)
+    x = randn(256, 256)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            kept = torch.ones(16, device="cuda")
+            entered.set()
+            leave.wait(120)
+            del kept
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(120)
+    try:
+        with torch.no_grad():
+            for _ in range(5):
+                torch.testing.assert_close(model(x), torch.relu(x @ x) + 1)
+    finally:
+        leave.set()
+        thread.join()
+    assert len(captured()) == 1
+    pygraph.reset()
+
+
+@contextmanager
+def _host_callback_pending(seconds: float) -> Iterator[None]:
+    """Python code that a stream runs, on a thread of the driver, and that needs Python's lock."""
+    import ctypes
+
+    stream = torch.cuda.Stream()
+    done = threading.Event()
+
+    def callback(_: object) -> None:
+        threading.Event().wait(seconds)
+        done.set()
+
+    kept = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(callback)
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuLaunchHostFunc(ctypes.c_void_p(stream.cuda_stream), kept, None) == 0
+    try:
+        yield
+    finally:
+        stream.synchronize()
+        assert done.is_set()
+
+
+def test_graphs_are_recorded_and_dropped_while_a_host_callback_is_pending() -> None:
+    x = randn(256, 256)
+    with torch.no_grad(), _watchdog(120):
+        for index in range(6):
+            torch._dynamo.reset()
+            model = compiled(lambda x, index=index: torch.relu(x @ x).cumsum(0) + index)
+            model(x)
+            with _host_callback_pending(0.3):
+                for _ in range(4):
+                    result = model(x)
+            with _host_callback_pending(0.3):
+                pygraph.reset()
+            torch.testing.assert_close(result, torch.relu(x @ x).cumsum(0) + index)
+
+
+def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:
+    model = compiled(lambda x: torch.relu(x @ x) + 1)
+    x = randn(256, 256)
+    ticks = [0]
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.001):
+            ticks[0] += 1
+
+    with torch.no_grad(), _watchdog(120):
+        model(x)
+        torch.cuda.synchronize()
+        thread = threading.Thread(target=tick)
+        torch.cuda._sleep(2_000_000_000)  # about a second, which verification waits for
+        thread.start()
+        model(x)
+        stop.set()
+        thread.join()
+    assert ticks[0] > 100

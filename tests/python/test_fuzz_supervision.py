@@ -1,0 +1,80 @@
+"""The fuzzer's worker processes: crashes and hangs are found, told apart and survived."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import run as fuzz
+from tests.fuzz.check import check
+from tests.fuzz.generate import generate
+from tests.fuzz.partition_level import direct
+from tests.fuzz.supervise import Worker
+
+
+def _runs(seed: int) -> bool:
+    """Whether every call of the seed's program returns, with results of a partition."""
+    program = generate(seed, "partition")
+    return len(program.calls) > 2 and check(program, "cpu", direct).raised == 0
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    return next(seed for seed in range(1, 100) if all(_runs(seed + i) for i in range(3)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    yield tmp_path
+
+
+def _run(folder: Path, **changed: object) -> dict[str, object]:
+    given = {
+        **{"count": 3, "seconds": 300, "reduce_seconds": 0, "level": "partition"},
+        **{"workers": 1, "device": "cpu", "folder": str(folder), "fault": ""},
+    }
+    return fuzz.run(argparse.Namespace(**{**given, **changed}))
+
+
+def test_a_run_is_counted_and_can_be_continued(folder: Path, seed: int) -> None:
+    report = _run(folder, seed=seed)
+    assert report["programs"] == {"partition": 3, "compiled": 0}
+    assert report["failures"] == []
+    assert report["next_seed"] == seed + 3
+    assert report["calls"] == sum(len(generate(seed + i, "partition").calls) for i in range(3))
+    assert json.loads((folder / "report.json").read_text()) == report
+
+
+def test_a_crash_belongs_to_its_seed(folder: Path, seed: int) -> None:
+    report = _run(folder, fault="crashes", count=1, seed=seed)
+    (failure,) = report["failures"]  # type: ignore[misc]
+    assert (failure["seed"], failure["verdict"]) == (seed, "crashed")
+    assert "SIGABRT" in failure["detail"][0]
+    assert failure["detail"][-1] == "alone, too"
+    assert report["worker_starts"] == 2
+
+
+def test_a_hang_is_ended_and_the_worker_goes_on(folder: Path, seed: int) -> None:
+    worker = Worker(0, "cpu", folder, "hangs")
+    try:
+        reply = worker.ask({"seed": seed, "level": "partition"}, 20)
+        assert reply["verdict"] == "hung"
+        assert any("faulty.py" in line for line in reply["detail"])  # where it hung
+        assert worker.starts == 1
+        assert worker.ask({"seed": seed, "level": "partition"}, 5)["verdict"] == "hung"
+        assert worker.starts == 2
+    finally:
+        worker.stop()
+
+
+def test_a_failure_is_reduced_and_written_out(folder: Path, seed: int) -> None:
+    report = _run(folder, fault="raises", count=1, seed=seed, reduce_seconds=60)
+    (failure,) = report["failures"]  # type: ignore[misc]
+    before, after = failure["reduced"]
+    assert after < before
+    assert f"def test_seed_{seed}" in Path(failure["file"]).read_text()

@@ -1,0 +1,236 @@
+"""What makes calls cheaper, and what reports, may fail: the call's result is right all the same."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph import decisions, device_patching, gpu_memory, runtime, selection, unfit_calls
+from pygraph import selector as selector_module
+from pygraph.capture import Attempt
+from pygraph.entry import Entry, PartitionInfo, State
+from pygraph.learned_cuts import Compilation
+from pygraph.partition import Partition
+from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial
+
+from . import audit_world
+from .stand_ins import INFO
+
+
+class Broken(Exception):
+    """Of no kind that anybody expects."""
+
+
+def _fail(*args: object, **kwargs: object) -> Any:
+    raise Broken("injected")
+
+
+def _x() -> list[Any]:
+    return [torch.arange(4.0)]
+
+
+class World(audit_world.World):
+    """With trials, decisions on disk, and memory worth giving back."""
+
+    replay_seconds = 1e-3  # the uncaptured run takes five times as long
+
+    def timed(self, run: Any, sleep: float) -> tuple[Any, Sample]:
+        before = self.calls
+        result = run()
+        seconds = 5e-3 if self.calls > before else self.replay_seconds
+        if sleep > 0:
+            return result, Sample(seconds / 2, device=seconds)
+        return result, Sample(seconds / 2, latency=seconds)
+
+    def partition(self, *args: Any, **own: Any) -> Partition:
+        self._monkeypatch.setattr(audit_world, "INFO", INFO_ON_DISK)
+        own.setdefault("select", "auto")
+        real = audit_world.Options
+        self._monkeypatch.setattr(
+            audit_world, "Options", lambda select, **rest: real(**{**rest, **own})
+        )
+        self.graph = audit_world.Graph(self.function)
+        self.engine.graphs.clear()
+        return super().partition(_x, *args)
+
+
+INFO_ON_DISK = PartitionInfo(**{**vars(INFO), "program": "program", "kind": "backward"})
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[World]:
+    runtime.partitions.clear()
+    world = World(monkeypatch, lambda args: [args[0] + 1])
+    monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
+    monkeypatch.setattr(selector_module, "timed", world.timed)
+    monkeypatch.setattr(decisions, "_machine", lambda device: "machine")
+    monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
+    monkeypatch.setattr(selector_module, "_CALLS_PER_LOOK", 5)
+    yield world
+    assert not runtime.record_lock.locked()
+
+
+def _make_calls(partition: Partition, calls: int) -> None:
+    for _ in range(calls):
+        assert partition.callable(_x())[0].tolist() == [1, 2, 3, 4]
+
+
+PLACES = [
+    (gpu_memory, "give_back_if_due"),
+    (gpu_memory, "give_back"),
+    (gpu_memory, "give_back_at_next_call"),
+    (gpu_memory, "give_back_all"),
+    (gpu_memory, "bytes_on_gpu"),
+    (gpu_memory, "make_room"),
+    (gpu_memory, "free_library_workspaces"),
+    (gpu_memory, "settle"),
+    (decisions, "key_of"),
+    (decisions, "load"),
+    (decisions, "save"),
+    (decisions, "forget"),
+    (decisions, "cache_dir"),
+    (decisions, "_machine"),
+    (device_patching, "count"),
+    (device_patching, "is_open"),
+    (device_patching, "form_of"),
+    (unfit_calls, "renewed"),
+    (Trial, "add"),
+    (selector_module, "_first_trial"),
+    (selector_module, "timed"),
+    (selection, "_summary"),
+    (logging.Logger, "log"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
+def test_a_failure_beside_the_call_never_reaches_the_user(
+    world: World, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """From the first call on; or once the graph is in use, audited, slower, then not fit for calls."""
+    failures: list[str] = []
+
+    def fail(*args: object, **kwargs: object) -> Any:
+        failures.append(name)
+        raise Broken("injected")
+
+    for select in ("auto", "always"):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            _make_calls(world.partition(select=select), 40)
+            assert pygraph.stats()
+    partition = world.partition(audit=3)
+    _make_calls(partition, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        _make_calls(partition, 30)
+        world.replay_seconds = 3e-3
+        _make_calls(partition, 60)
+    world.replay_seconds = 1e-3
+    partition = world.partition(audit=3)
+    _make_calls(partition, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        world.graph.donated = (0,)  # which the calls do not give away
+        _make_calls(partition, 30)
+    assert failures
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"selected": 3, "timings": []}', "\x00" * 100])
+def test_a_corrupt_selection_on_disk_is_none(world: World, content: str) -> None:
+    key = decisions.key_of("program", b"key", 0)
+    path = decisions._path(key)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    _make_calls(world.partition(), 30)
+
+
+def test_a_file_in_the_place_of_the_folder(
+    world: World, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path / "file"))
+    partition = world.partition()
+    _make_calls(partition, 30)
+    assert audit_world.only_entry(partition).decision is not None
+
+
+def test_a_full_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    partition = world.partition()
+    _make_calls(partition, 30)
+    assert audit_world.only_entry(partition).decision is not None
+
+
+def test_a_handler_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise Broken("a handler of the user's")
+
+    handler = Handler(logging.DEBUG)
+    runtime.log.addHandler(handler)
+    monkeypatch.setattr(runtime.log, "level", logging.DEBUG)
+    try:
+        partition = world.partition(audit=3)
+        _make_calls(partition, 30)
+        world.graph.function = lambda args: [args[0] + 2]
+        world.graph.audit_at = 0
+        _make_calls(partition, 10)
+    finally:
+        runtime.log.removeHandler(handler)
+
+
+def test_what_learns_from_a_failure_may_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compilation, "learn", _fail)
+    partition = Partition(world.function, INFO, audit_world.Options(), Compilation(()))
+    entry = Entry()
+    partition._conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
+    assert (entry.state, entry.reason) == (State.REFUSED, "no capture")
+
+
+def test_a_trial_of_patching_on_the_device_that_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = world.partition()
+    _make_calls(partition, 30)
+    entry = audit_world.only_entry(partition)
+    timing = Timing(1e-4, 1e-3, 1e-3, 0.0, 0)
+    entry.decision = Decision(REPLAYED, {REPLAYED: timing, UNCAPTURED: timing})
+    if entry.graph is None:
+        entry.graph, entry.state = world.graph, State.CAPTURED
+    monkeypatch.setattr(device_patching, "is_open", lambda entry: True)
+    monkeypatch.setattr(device_patching, "consider", _fail)
+    partition._selector.look(b"key", entry, _x())
+    assert entry.state is State.REFUSED
+    _make_calls(partition, 5)
+
+
+def test_a_guard_that_cannot_tell_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilation = Compilation(())
+    compilation.expired.append("a::b")
+    monkeypatch.setattr(Compilation, "_may_be_compiled_anew", _fail)
+    assert compilation.holds()
+
+
+def test_partitions_are_listed_while_others_are_made() -> None:
+    class Changing(weakref.WeakSet[Partition]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Partition]:
+            self.times += 1
+            if self.times < 3:
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    partition = Partition(lambda args: args, INFO, audit_world.Options())
+    assert runtime.members(Changing([partition])) == [partition]

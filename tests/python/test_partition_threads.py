@@ -1,0 +1,235 @@
+"""Threads that call one partition while it is recorded, tried, audited, dropped, renewed and reset."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph import audit_look, capture, decisions, gpu_memory, runtime
+from pygraph import selector as selector_module
+from pygraph.capture import Attempt, SideEffects
+from pygraph.entry import Entry, State
+from pygraph.options import Options
+from pygraph.partition import Partition
+from pygraph.rehearsal import ONES
+from pygraph.selection import Sample
+
+from . import audit_world
+from .stand_ins import INFO, Graph
+
+_SHAPES = 4
+
+
+class SharedEngine(audit_world.Engine):
+    """One graph per shape; each of its own functions is atomic, as under Python's lock."""
+
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.lock = threading.RLock()
+        self.random = random.Random(0)
+        self.made: list[Any] = []  # all graphs there ever were
+
+    def graphed_callable(self, uncaptured: Any, miss: Any, device: int) -> Any:
+        def call(args: list[Any]) -> Sequence[Any]:
+            with self.lock:
+                size = args[0].numel()
+                graph = next((graph for graph in self.graphs if graph.size == size), None)
+                is_due = graph is None or graph.is_audit_due or self.random.random() < 0.1
+            if graph is None or is_due:
+                return miss(args)  # type: ignore[no-any-return]
+            outputs = graph.replay(args, True)
+            args.clear()
+            return outputs
+
+        return call
+
+    def add_graph(self, callable: Any, graph: Any, most: int, calls: int) -> list[Any]:
+        with self.lock:
+            self.remove_graph(callable, graph)
+            self.graphs.insert(0, graph)
+            dropped, self.graphs = self.graphs[most:], self.graphs[:most]
+            return dropped
+
+    def remove_graph(self, callable: Any, graph: Any) -> None:
+        with self.lock:
+            super().remove_graph(callable, graph)
+
+    def clear_decided(self, callable: Any) -> None:
+        with self.lock:
+            self.graphs = []
+
+    def signature(self, args: list[Any], device: int) -> bytes:
+        return str(args[0].numel()).encode()
+
+    def given_away(self, args: list[Any]) -> list[Any]:
+        given = [0] if self.random.random() < 0.8 else []  # else somebody holds it
+        return [type("Group", (), {"positions": given})()] if given else []
+
+
+def _add_one(args: list[Any]) -> list[Any]:
+    return [args[0] + 1]
+
+
+@pytest.fixture
+def partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[Partition]:
+    world = audit_world.World(monkeypatch, _add_one)
+    engine = SharedEngine(runtime.engine())
+    world.engine = engine
+    monkeypatch.setattr(audit_look, "_free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(gpu_memory, "give_back_all", lambda: None)
+    monkeypatch.setattr(decisions, "load", lambda key: None)
+    monkeypatch.setattr(decisions, "save", lambda key, decision: None)
+    monkeypatch.setattr(decisions, "_machine", lambda device: "machine")
+    monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
+    chance = random.Random(1)
+
+    def timed(run: Any, sleep: float) -> tuple[Any, Sample]:
+        result = run()
+        seconds = chance.uniform(1e-3, 2e-3)
+        if sleep > 0:
+            return result, Sample(seconds, device=seconds)
+        return result, Sample(seconds, latency=seconds)
+
+    def attempt(function: Any, uncaptured: Any, args: list[Any], *rest: Any) -> Attempt:
+        graph: Any = audit_world.Graph(_add_one)
+        graph.size = args[0].numel()
+        engine.made.append(graph)
+        graph.donated = (0,) if rest[3] else ()
+        if chance.random() < 0.2:
+            return Attempt(uncaptured(args), failure="verification ran out of memory")
+        return Attempt(uncaptured(args), graph)
+
+    monkeypatch.setattr(selector_module, "timed", timed)
+    monkeypatch.setattr(capture, "attempt", attempt)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    runtime.partitions.clear()
+    yield Partition(_add_one, INFO, Options(audit=5, max_graphs=3))
+    sys.setswitchinterval(interval)
+
+
+def test_every_call_is_right_whatever_other_threads_do(partition: Partition) -> None:
+    failures: list[BaseException] = []
+    calls_left = threading.Semaphore(4 * 2500)
+    done = threading.Event()
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            while calls_left.acquire(blocking=False):
+                x = torch.full((1 + chance.randrange(_SHAPES),), float(chance.randrange(100)))
+                expected = x + 1
+                (result,) = partition.callable([x])
+                assert torch.equal(result, expected)
+        except BaseException as error:
+            failures.append(error)
+
+    def disturb() -> None:
+        try:
+            while not done.wait(0.05):
+                pygraph.stats()
+                pygraph.reset()
+        except BaseException as error:
+            failures.append(error)
+
+    def watch() -> None:
+        try:
+            while not done.wait(0.001):
+                assert all(row.name == "forward" for row in pygraph.stats())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    others = [threading.Thread(target=disturb), threading.Thread(target=watch)]
+    for thread in threads + others:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    for thread in others:
+        thread.join()
+    assert failures == []
+    assert not runtime.record_lock.locked()
+    engine = runtime.engine()
+    mine = [entry.graph for entry in partition.entries.values()]
+    assert all(any(graph is other for other in mine) for graph in engine.graphs)
+    assert sum(graph.replays for graph in engine.made) > 100  # the test has met what it is about
+    assert sum(graph.poisons.count(ONES) for graph in engine.made) > 5
+
+
+def test_a_signature_is_recorded_once(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's recording has just ended when this one takes the lock."""
+    partition.callable([torch.zeros(1)])
+    (entry,) = partition.entries.values()
+    key = b"1"
+    recorded: list[int] = []
+    monkeypatch.setattr(capture, "attempt", lambda *args: recorded.append(1))
+    entry.state, entry.graph = State.CAPTURED, Graph()
+    assert partition._capture(key, entry, [torch.zeros(1)])[0].item() == 1
+    assert recorded == []
+
+
+def test_a_first_call_does_not_replace_what_another_thread_has_begun(
+    monkeypatch: pytest.MonkeyPatch, partition: Partition
+) -> None:
+    other = Entry(State.REFUSED)
+
+    def function(args: list[Any]) -> list[Any]:
+        partition.entries[b"1"] = other
+        return [args[0] + 1]
+
+    monkeypatch.setattr(partition, "_function", function)
+    monkeypatch.setattr(partition, "uncaptured", function)
+    partition._first_call(b"1", [torch.zeros(1)])
+    assert partition.entries[b"1"] is other
+
+
+def test_a_graph_is_not_kept_after_a_reset(partition: Partition) -> None:
+    graph: Any = audit_world.Graph(_add_one)
+    graph.size = 1
+    partition.entries[b"1"] = Entry(State.CAPTURED, graph=graph)
+    partition.reset()
+    partition.keep(graph, 0)
+    assert runtime.engine().graphs == []
+
+
+def test_what_two_threads_have_seen_at_once_is_kept(
+    monkeypatch: pytest.MonkeyPatch, partition: Partition
+) -> None:
+    """Each thread's call sees another input written."""
+    monkeypatch.undo()
+    seen = threading.Barrier(2)
+    monkeypatch.setattr("pygraph.partition.Watch", _Watch)
+
+    def function(args: list[Any]) -> list[Any]:
+        seen.wait()
+        return []
+
+    subject = Partition(function, INFO, Options())
+    threads = [
+        threading.Thread(target=subject._watched_call, args=(Entry(), [number])) for number in (5, 7)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert subject._effects == SideEffects(INFO.mutated | {5, 7}, True)
+    assert subject._watched == 2
+
+
+class _Watch:
+    def __init__(self, args: list[Any], device: int) -> None:
+        self._number = args[0]
+
+    def mutated(self) -> frozenset[int]:
+        return frozenset({self._number})
+
+    def draws(self) -> bool:
+        return True
