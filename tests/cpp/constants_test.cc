@@ -37,6 +37,15 @@ class ConstantsTest : public DeviceTest {
       return std::vector{result};
     };
   }
+  // Never freed: the driver's table has no function for it.
+  void* pinned_memory() {
+    static void* const memory = [&] {
+      void* allocated = nullptr;
+      PYGRAPH_CHECK(driver, memory_allocate_host(&allocated, kBytes, 0));
+      return allocated;
+    }();
+    return memory;
+  }
   void expect_refusal(const Computation& computation, const std::string& text) {
     const std::string reason = refusal(computation);
     EXPECT_NE(reason.find(text), std::string::npos) << reason;
@@ -153,8 +162,7 @@ TEST_F(ConstantsTest, AnAddressOfTheFirstRecordingInTheSecondIsRefused) {
 }
 
 TEST_F(ConstantsTest, HostMemoryOfCopiesMustBeHeld) {
-  void* pinned = nullptr;
-  PYGRAPH_CHECK(driver, memory_allocate_host(&pinned, kBytes, 0));
+  void* const pinned = pinned_memory();
   const Computation copy = [&](Session& s) {
     PYGRAPH_CHECK(driver, copy_to_device_async(s.inputs[0], pinned, kBytes, s.stream));
     return std::vector<uint64_t>{};
@@ -186,9 +194,7 @@ TEST_F(ConstantsTest, ACopyOfAnotherSourceInEachRecordingIsRefused) {
 }
 
 TEST_F(ConstantsTest, PinnedMemoryInAKernelMustBeHeld) {
-  void* pinned = nullptr;
-  PYGRAPH_CHECK(driver, memory_allocate_host(&pinned, kBytes, 0));
-  const auto address = reinterpret_cast<uint64_t>(pinned);
+  const auto address = reinterpret_cast<uint64_t>(pinned_memory());
   expect_refusal(add(address), "kernel add uses memory of the host");
   around.held = {{address, kBytes}};
   EXPECT_EQ(refusal(add(address)), "(not refused)");
