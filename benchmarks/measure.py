@@ -227,9 +227,9 @@ def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
 
 
 def _copied_bytes(variant: Variant, inputs: Inputs) -> int:
-    """What one call copies into and out of graphs at fixed addresses. CUDAGraph Trees do it by this
-    operator, and nobody else; PyGraph in its graphs."""
-    copied = -_bytes_copied_by_graphs()
+    """What one call copies into graphs at fixed addresses. CUDAGraph Trees do it by this operator, and
+    nobody else."""
+    copied = 0
     original = torch._foreach_copy_
 
     def counting_copy(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
@@ -239,12 +239,7 @@ def _copied_bytes(variant: Variant, inputs: Inputs) -> int:
 
     with unittest.mock.patch.object(torch, "_foreach_copy_", counting_copy):
         variant.step(inputs)
-    return copied + _bytes_copied_by_graphs()
-
-
-def _bytes_copied_by_graphs() -> int:
-    """By all replays of PyGraph's so far."""
-    return sum(row.bytes_copied * row.replays for row in pygraph.stats())
+    return copied
 
 
 def _compare_results(variants: list[Variant], inputs: list[Inputs]) -> None:

@@ -8,7 +8,6 @@ namespace pygraph {
 namespace {
 
 thread_local AddressSpace* t_space = nullptr;
-thread_local FixedMemory* t_fixed = nullptr;
 
 class Observer : public c10::MemoryReportingInfoBase {
  public:
@@ -41,44 +40,31 @@ class Observer : public c10::MemoryReportingInfoBase {
 
 }  // namespace
 
-AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space,
-                                 FixedMemory* fixed)
+AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space)
     : log_(std::make_shared<AllocationLog>()),
       guard_(c10::DebugInfoKind::PROFILER_STATE,
              std::make_shared<Observer>(driver, stream, space.range(), log_)) {
   t_space = &space;
-  t_fixed = fixed;
 }
 
 AllocationScope::~AllocationScope() {
   t_space = nullptr;
-  t_fixed = nullptr;
 }
 
 }  // namespace pygraph
 
 // Null is turned into PyTorch's OutOfMemoryError.
-template <typename Allocate>
-static void* null_if_refused(const Allocate& allocate) {
+void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
+  using Content = pygraph::AddressSpace::Content;
+  if (pygraph::t_space == nullptr) return nullptr;
   try {
-    return reinterpret_cast<void*>(allocate());
+    return reinterpret_cast<void*>(
+        pygraph::t_space->allocate(static_cast<uint64_t>(size), 0, Content::kOther));
   } catch (const pygraph::DriverError&) {
     return nullptr;
   }
 }
 
-void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
-  using Content = pygraph::AddressSpace::Content;
-  if (pygraph::t_space == nullptr) return nullptr;
-  return null_if_refused(
-      [&] { return pygraph::t_space->allocate(static_cast<uint64_t>(size), 0, Content::kOther); });
-}
-
-void* pygraph_fixed_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
-  if (pygraph::t_fixed == nullptr) return nullptr;
-  return null_if_refused([&] { return pygraph::t_fixed->allocate(static_cast<uint64_t>(size)); });
-}
-
 void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/, CUstream /*stream*/) {
-  // The addresses go back all at once, with their AddressSpace or FixedMemory.
+  // The addresses go back all at once, with their AddressSpace.
 }

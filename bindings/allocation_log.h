@@ -11,7 +11,6 @@
 #include <memory>
 
 #include "pygraph/address_space.h"
-#include "pygraph/fixed_memory.h"
 
 namespace pygraph {
 
@@ -19,8 +18,8 @@ namespace pygraph {
 // thread-local place: do not construct one while a profiler is active.
 class AllocationScope {
  public:
-  // `stream` is the one that captures; its node count dates the events. `fixed` may be null.
-  AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space, FixedMemory* fixed);
+  // `stream` is the one that captures; its node count dates the events.
+  AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space);
   ~AllocationScope();
   AllocationScope(const AllocationScope&) = delete;
   AllocationScope& operator=(const AllocationScope&) = delete;
@@ -34,13 +33,11 @@ class AllocationScope {
 
 }  // namespace pygraph
 
-// The allocators of pools, called by PyTorch by name. Give addresses of the current thread's
+// The allocator of pools, called by PyTorch by name. Gives addresses of the current thread's
 // AllocationScope; null (out of memory) where there is none.
 extern "C" {
 __attribute__((visibility("default"))) void* pygraph_record_allocate(int64_t size, int device,
                                                                      CUstream stream);
-__attribute__((visibility("default"))) void* pygraph_fixed_allocate(int64_t size, int device,
-                                                                    CUstream stream);
 __attribute__((visibility("default"))) void pygraph_record_free(void* address, int64_t size,
                                                                 int device, CUstream stream);
 }

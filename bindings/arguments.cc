@@ -97,7 +97,6 @@ bool Argument::matches(PyObject* argument, c10::Device device) const {
         return false;
       }
       if (kind == ArgumentKind::kEmptyTensor) return true;
-      if (fixed_address != 0) return address_of(tensor) == fixed_address;
       return (address_of(tensor) & (alignment - 1)) == 0;
     }
     case ArgumentKind::kInteger: {
@@ -202,22 +201,6 @@ bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list) {
     if (alignment_class(address_of(unpack_tensor(tensor))) != arguments[i].alignment) return false;
   }
   return true;
-}
-
-bool shares_memory(const std::vector<Argument>& arguments, PyObject* list,
-                   const std::vector<uint32_t>& positions) {
-  std::vector<Range> memory(arguments.size());
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].kind != ArgumentKind::kTensor) continue;
-    PyObject* tensor = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
-    memory[i] = {address_of(unpack_tensor(tensor)), arguments[i].extent};
-  }
-  return std::ranges::any_of(positions, [&](uint32_t i) {
-    return std::ranges::any_of(memory, [&](const Range& other) {
-      const bool overlap = other.contains(memory[i].address) || memory[i].contains(other.address);
-      return overlap && &other != &memory[i];
-    });
-  });
 }
 
 void check_supported(const std::vector<Argument>& arguments) {

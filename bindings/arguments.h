@@ -42,9 +42,8 @@ struct Argument {
   c10::ScalarType dtype{};
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
-  uint64_t extent = 0;         // bytes from the first to one past the last element
-  uint64_t alignment = 0;      // of the address, in classes: 1, 2, 4, 8, 16, 256
-  uint64_t fixed_address = 0;  // the only one that matches; 0: any does
+  uint64_t extent = 0;     // bytes from the first to one past the last element
+  uint64_t alignment = 0;  // of the address, in classes: 1, 2, 4, 8, 16, 256
   LazyBits lazy;
   // Numbers.
   int64_t integer = 0;
@@ -54,7 +53,7 @@ struct Argument {
   // False for what is unsupported.
   bool matches(PyObject* argument, c10::Device device) const;
   // Whether graphs get its address anew at each call.
-  bool is_relocated() const { return kind == ArgumentKind::kTensor && fixed_address == 0; }
+  bool is_relocated() const { return kind == ArgumentKind::kTensor; }
 };
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
@@ -67,11 +66,6 @@ bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device
 
 // Whether the tensors of a matching list are of the very same alignment classes.
 bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list);
-
-// Whether one of the tensors at `positions` has memory in common with another tensor of a matching
-// list.
-bool shares_memory(const std::vector<Argument>& arguments, PyObject* list,
-                   const std::vector<uint32_t>& positions);
 
 // Throws NotRelocatable, with the position, for an argument that graphs cannot take.
 void check_supported(const std::vector<Argument>& arguments);

@@ -48,19 +48,15 @@ struct CapturedGraph::Launch {
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
                              std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
-                             std::shared_ptr<FixedMemory> fixed_memory,
-                             std::vector<uint32_t> written, std::vector<at::Tensor> held)
+                             std::vector<at::Tensor> held)
     : driver_(driver),
       device_(device),
       arguments_(std::move(arguments)),
       outputs_(std::move(outputs)),
       random_(std::move(random)),
-      fixed_memory_(std::move(fixed_memory)),
-      written_(std::move(written)),
       held_(std::move(held)),
       switches_(current_switches()),
-      // Fixed memory there is one of.
-      slots_(driver, fixed_memory_ == nullptr ? kMostStreams : 1, fixed_memory_ != nullptr) {
+      slots_(driver, kMostStreams) {
   replicas_.reserve(kMostStreams);  // the first one is read without the lock
   auto& first = replicas_.emplace_back(std::make_unique<Replica>());
   first->host = std::make_unique<ExecutableGraph>(driver, std::move(graph), std::move(linked));
@@ -74,7 +70,6 @@ CapturedGraph::~CapturedGraph() {
   const WithoutPythonLock unlocked;  // the driver may wait for the device
   for (const auto& replica : replicas_) replica->release();
   replicas_.clear();
-  fixed_memory_.reset();
 }
 
 void CapturedGraph::Replica::reserve(uint64_t bytes) {
@@ -294,20 +289,7 @@ uint64_t CapturedGraph::output_bytes() const {
 }
 
 bool CapturedGraph::matches(PyObject* arguments, const Switches& switches) const {
-  return switches == switches_ && pygraph::matches(arguments_, arguments, device_) &&
-         (written_.empty() || !shares_memory(arguments_, arguments, written_));
-}
-
-uint64_t CapturedGraph::fixed_bytes() const {
-  return fixed_memory_ == nullptr ? 0 : fixed_memory_->bytes();
-}
-
-uint64_t CapturedGraph::copied_bytes() const {
-  if (fixed_memory_ == nullptr) return 0;
-  uint64_t bytes = output_bytes();
-  for (const uint32_t position : slot_arguments_) bytes += arguments_[position].extent;
-  for (const uint32_t position : written_) bytes += arguments_[position].extent;
-  return bytes;
+  return switches == switches_ && pygraph::matches(arguments_, arguments, device_);
 }
 
 void CapturedGraph::collect_input_addresses(PyObject* arguments,
@@ -423,7 +405,6 @@ void CapturedGraph::poison_internal_memory(const Launch& launch, uint64_t worksp
     PYGRAPH_CHECK(driver_, memset_d8_async(address, kInternalPoison, bytes, launch.stream.handle));
   };
   fill(workspace, size);
-  if (fixed_memory_ != nullptr) fixed_memory_->fill(kInternalPoison, launch.stream.handle);
   for (size_t i = 0; i < launch.regions.size(); ++i) {
     if (!launch.regions[i]) continue;
     fill(reinterpret_cast<uint64_t>(launch.regions[i].get()), linked().regions[i].size);

@@ -16,7 +16,6 @@
 #include "donation.h"
 #include "outputs.h"
 #include "pygraph/executable.h"
-#include "pygraph/fixed_memory.h"
 #include "pygraph/stream_slots.h"
 #include "switches.h"
 #include "workspace.h"
@@ -51,8 +50,7 @@ class CapturedGraph {
 
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
-                LinkedGraph linked, std::shared_ptr<FixedMemory> fixed_memory,
-                std::vector<uint32_t> written, std::vector<at::Tensor> held);
+                LinkedGraph linked, std::vector<at::Tensor> held);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
@@ -86,7 +84,7 @@ class CapturedGraph {
   // cannot be allocated; nothing was launched. `holders`: how many of the call's own lists hold the
   // arguments; an argument with no other reference is given away, and may be left without memory
   // (see donation.h). 0: none is. `poison`: a byte that fills fresh outputs first, for
-  // verification, and internal and fixed memory is filled with ones; -1 for none. Only with poison,
+  // verification, and internal memory is filled with ones; -1 for none. Only with poison,
   // and where no argument is given away, does a graph that uses their memory use other memory.
   // `generator`: takes the place of the device's default generator, which is left alone.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
@@ -98,10 +96,6 @@ class CapturedGraph {
   uint64_t output_bytes() const;  // of the memory that a replay allocates
   // Internal memory in blocks that are taken for each launch and given back at once.
   uint64_t block_bytes() const;
-  // Memory of its own that is kept between launches; and what a replay copies into it and out of
-  // it. 0 for a graph that is relocated.
-  uint64_t fixed_bytes() const;
-  uint64_t copied_bytes() const;
   // Positions of the arguments that a replay may overwrite because the call gives them away.
   std::vector<uint32_t> donated() const;
   // Where a replay's random numbers come from; empty if it draws none.
@@ -178,10 +172,8 @@ class CapturedGraph {
   uint32_t without_room_ = 0;
   uint64_t calls_to_rest_ = 0;
   uint64_t next_rest_ = 1000;
-  std::shared_ptr<FixedMemory> fixed_memory_;  // null for a graph that is relocated
-  std::vector<uint32_t> written_;              // positions of arguments that copies go back to
-  std::vector<at::Tensor> held_;               // memory that nodes use where it is
-  Switches switches_;                          // that it was recorded under
+  std::vector<at::Tensor> held_;  // memory that nodes use where it is
+  Switches switches_;             // that it was recorded under
   std::atomic<Patching> patching_ = Patching::kHost;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's

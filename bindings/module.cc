@@ -166,6 +166,8 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "unexplained_words",
           [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
+      .def_property_readonly("doubtful_use",
+                             [](const CapturedGraph& graph) { return graph.linked().doubtful_use; })
       .def_property_readonly("declared",
                              [](const CapturedGraph& graph) {
                                return std::ranges::count_if(graph.linked().recording.nodes,
@@ -177,7 +179,6 @@ void bind_captured_graph(py::module_& m) {
            [](const CapturedGraph& graph, const py::list& arguments) {
              return graph.matches(arguments.ptr(), current_switches());
            })
-      .def_property_readonly("fixed_bytes", &CapturedGraph::fixed_bytes)
       .def_property_readonly("foreign_memory",
                              [](const CapturedGraph& graph) {
                                std::vector<std::pair<uint64_t, std::string>> memory;
@@ -186,7 +187,6 @@ void bind_captured_graph(py::module_& m) {
                                }
                                return memory;
                              })
-      .def_property_readonly("copied_bytes", &CapturedGraph::copied_bytes)
       .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
       .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
@@ -196,18 +196,10 @@ void bind_captured_graph(py::module_& m) {
 
 void bind_recording_pair(py::module_& m) {
   py::class_<RecordingPair>(m, "RecordingPair")
-      .def(py::init([](const py::list& arguments, int device, uint64_t capacity,
-                       std::optional<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>>
-                           fixed_and_written) {
-        std::optional<CopiedForm> copied;
-        if (fixed_and_written) copied = {fixed_and_written->first, fixed_and_written->second};
+      .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
         return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
-                                               capacity, std::move(copied));
+                                               capacity);
       }))
-      .def("is_fixed",
-           [](const RecordingPair& pair, const py::object& tensor) {
-             return pair.is_fixed(THPVariable_Unpack(tensor.ptr()));
-           })
       .def("is_recorded",
            [](const RecordingPair& pair, const py::object& tensor) {
              return pair.is_recorded(THPVariable_Unpack(tensor.ptr()));
@@ -329,9 +321,7 @@ void bind_compiled_call(py::module_& m) {
 PYBIND11_MODULE(_engine, m) {
   using namespace pygraph;  // NOLINT(google-build-using-namespace)
   m.doc() = "PyGraph's engine: record, link and replay CUDA graphs.";
-  auto& not_relocatable =
-      py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
-  py::register_exception<NeedsFixedAddresses>(m, "NeedsFixedAddresses", not_relocatable.ptr());
+  py::register_exception<NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);

@@ -59,25 +59,12 @@ __attribute__((noinline)) void scrub_stack() {
 }  // namespace
 
 RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
-                             uint64_t capacity, std::optional<CopiedForm> copied)
+                             uint64_t capacity)
     : driver_(driver),
       device_(device),
       arguments_(describe_arguments(arguments, device)),
       original_(nullptr) {
   check_supported(arguments_);
-  if (copied) {
-    if (shares_memory(arguments_, arguments, copied->written)) {
-      throw NotRelocatable("an argument that is written shares memory with another one");
-    }
-    for (const uint32_t i : copied->fixed) {
-      Argument& argument = arguments_.at(i);
-      if (argument.kind != ArgumentKind::kTensor) continue;
-      const at::Tensor& tensor = unpack_tensor(PyList_GET_ITEM(arguments, i));
-      argument.fixed_address = reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
-    }
-    fixed_memory_ = std::make_shared<FixedMemory>(driver);
-    written_ = std::move(copied->written);
-  }
   struct Owned {  // until nothing can throw any more
     PyObject* list;
     ~Owned() { Py_XDECREF(list); }
@@ -99,7 +86,6 @@ RecordingPair::~RecordingPair() {
   Py_XDECREF(original_);
   const WithoutPythonLock unlocked;  // the driver may wait for the device
   for (auto& space : spaces_) space.reset();
-  fixed_memory_.reset();
 }
 
 PyObject* RecordingPair::stand_ins(int index) {
@@ -124,8 +110,7 @@ void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
   workspaces_.emplace(spaces_[index]->range());
   scrub_stack();
-  if (fixed_memory_) fixed_memory_->rewind();
-  scope_.emplace(driver_, stream, *spaces_[index], fixed_memory_.get());
+  scope_.emplace(driver_, stream, *spaces_[index]);
   operator_log_.emplace(driver_, stream, spaces_[index]->range());
 }
 
@@ -197,11 +182,6 @@ std::vector<uint32_t> RecordingPair::returned() const {
   return {positions.begin(), positions.end()};
 }
 
-bool RecordingPair::is_fixed(const at::Tensor& tensor) const {
-  const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
-  return fixed_memory_ != nullptr && fixed_memory_->contains(address);
-}
-
 void RecordingPair::surround(std::vector<at::Tensor> held,
                              std::function<std::vector<Range>()> cached) {
   held_ = std::move(held);
@@ -211,9 +191,7 @@ void RecordingPair::surround(std::vector<at::Tensor> held,
 std::string RecordingPair::keep(int index, const std::vector<Range>& pieces) {
   // Never destroyed: who holds the memory may do so until the process ends.
   static auto* spaces = new std::vector<std::unique_ptr<AddressSpace>>;
-  static auto* fixed = new std::vector<std::shared_ptr<FixedMemory>>;
   kept_stand_ins().insert(kept_stand_ins().end(), pieces.begin(), pieces.end());
-  if (fixed_memory_ != nullptr) fixed->push_back(std::move(fixed_memory_));
   if (spaces_[index] != nullptr) {
     spaces->push_back(std::move(spaces_[index]));
     AddressSpace& space = *spaces->back();
@@ -245,13 +223,6 @@ Surroundings RecordingPair::surroundings() const {
     if (!tensor.is_cuda() && !is_pinned(tensor)) continue;
     const c10::Storage& storage = tensor.storage();
     around.held.push_back({reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()});
-  }
-  if (fixed_memory_ == nullptr) return around;
-  around.is_fixed = true;
-  around.held.insert(around.held.end(), fixed_memory_->pieces().begin(),
-                     fixed_memory_->pieces().end());
-  for (const Argument& argument : arguments_) {
-    if (argument.fixed_address) around.held.push_back({argument.fixed_address, argument.extent});
   }
   return around;
 }
@@ -307,8 +278,7 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   retarget_nodes(driver_, linked.recording, clone);
   if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
   return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
-                                         std::move(graph), std::move(linked), fixed_memory_,
-                                         written_, held_);
+                                         std::move(graph), std::move(linked), held_);
 }
 
 }  // namespace pygraph

@@ -17,23 +17,14 @@
 
 namespace pygraph {
 
-// What a recording is told whose function works on copies of its arguments, in fixed memory
-// (python/pygraph/copied_inputs.py).
-struct CopiedForm {
-  std::vector<uint32_t> fixed;    // positions of tensors that are not copied: they must not move
-  std::vector<uint32_t> written;  // that the copies are written back to
-};
-
 class RecordingPair {
  public:
   // `arguments` is the real argument list. Throws NotRelocatable for arguments that graphs cannot
   // take, DriverError where stand-in addresses cannot be had.
-  RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity,
-                std::optional<CopiedForm> copied);
+  RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity);
 
   // A new list to call the function with in recording `index` (0 or 1): stand-ins for tensors, the
-  // same objects otherwise (and for tensors that must not move). The pair keeps a copy, as compiled
-  // functions clear their list.
+  // same objects otherwise. The pair keeps a copy, as compiled functions clear their list.
   PyObject* stand_ins(int index);
 
   // Between these two, the thread's allocations belong to recording `index`, and cuBLAS has no
@@ -68,8 +59,6 @@ class RecordingPair {
 
   // Whether the tensor lies at a stand-in address of the current recording.
   bool is_recorded(const at::Tensor& tensor) const;
-  // Whether the tensor lies in fixed memory.
-  bool is_fixed(const at::Tensor& tensor) const;
 
   // For verification: poison what unrelocated addresses would reach, and see whether one was
   // written.
@@ -87,8 +76,6 @@ class RecordingPair {
   std::array<Recording, 2> recordings_;
   std::array<std::optional<OutputPlan>, 2> outputs_;
   std::vector<RandomSource> random_;
-  std::shared_ptr<FixedMemory> fixed_memory_;  // null unless arguments are copied
-  std::vector<uint32_t> written_;
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_;
   std::optional<OperatorLog> operator_log_;

@@ -212,7 +212,6 @@ class Scan {
         linked_(linked),
         b_(linked.recording),
         owners_(driver, surroundings),
-        is_fixed_(surroundings.is_fixed),
         displacements_(linked.symbols),
         diverted_(stand_in_address(b_)) {}
 
@@ -230,9 +229,6 @@ class Scan {
   [[noreturn]] void refuse(const std::string& reason) const {
     throw NotRelocatable(name_of(b_, index_) + " " + reason);
   }
-  [[noreturn]] void refuse_relocated(const std::string& reason) const {
-    throw NeedsFixedAddresses(name_of(b_, index_) + " " + reason);
-  }
 
   void scan_node() {
     const size_t relocations_before = linked_.relocations.size();
@@ -241,7 +237,7 @@ class Scan {
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
     if (have_other_numbers(node_a(), node_b(), layout_)) {
-      refuse_relocated("has a parameter that differs between the recordings, and is no address");
+      refuse("has a parameter that differs between the recordings, and is no address");
     }
     if (node_b().kind == NodeKind::kMemcpy) scan_copy();
     for (const uint32_t offset : node_a().address_offsets()) {
@@ -251,10 +247,10 @@ class Scan {
     judge_noise(relocations_before);
     // Only nodes with relocations get their image written back.
     if (diverts_ && (diverted_ == 0 || !is_relocated)) {
-      refuse_relocated("has an address among its parameters that belongs to no known memory");
+      refuse("has an address among its parameters that belongs to no known memory");
     }
     if (is_relocated && !is_updatable(node_b())) {
-      refuse_relocated("is a copy or fill of more than one row, which cannot be updated");
+      refuse("is a copy or fill of more than one row, which cannot be updated");
     }
   }
 
@@ -290,7 +286,7 @@ class Scan {
     } else if (const auto found = explain(word_a, word_b, use)) {
       linked_.relocations.push_back({index_, offset, found->symbol, found->addend});
     } else if (use == WordUse::kUsed) {
-      refuse_relocated("has a parameter that differs between the recordings, and is no address");
+      refuse("has a parameter that differs between the recordings, and is no address");
     } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
       ++linked_.unexplained_words;
     } else if (is_device_memory(driver_, word_b)) {
@@ -309,7 +305,7 @@ class Scan {
     const auto end = by(Match::kEndOfAlive);
     const auto freed = by(Match::kJustFreed);
     if (end && freed && use == WordUse::kUsed) {
-      refuse_relocated("uses the end of some memory, or other memory that has just been freed");
+      refuse("uses the end of some memory, or other memory that has just been freed");
     }
     if (end || freed) return end ? end : freed;
     return by(Match::kFreed);
@@ -328,9 +324,6 @@ class Scan {
 
   void judge_constant(uint64_t word, uint32_t offset, WordUse use) {
     const bool is_copy = node_b().kind != NodeKind::kKernel;
-    // Copied inputs are tried where a relocated graph failed: then such a word is no leftover, and
-    // the reason names its user.
-    const bool is_used = use == WordUse::kUsed || is_fixed_;
     using Owner = ConstantOwners::Owner;
     const ConstantOwners::Answer answer = owners_.of(word);
     if (answer.owner == Owner::kStandIn) refuse("uses memory that it kept from a recording");
@@ -350,12 +343,10 @@ class Scan {
         add_foreign(word, answer.number);
         break;
       case Owner::kHost:
-        if (is_used) refuse("uses memory of the host that the graph does not hold");
-        divert(offset);
+        doubt("uses memory of the host that the graph does not hold", offset, use);
         break;
       case Owner::kCached:
-        if (is_used) refuse("uses memory that is no argument of its own and may be freed");
-        divert(offset);
+        doubt("uses memory that is no argument of its own and may be freed", offset, use);
         break;
       case Owner::kStandIn:
         break;
@@ -366,6 +357,15 @@ class Scan {
     const auto& known = linked_.foreign;
     if (std::ranges::find(known, number, &ForeignMemory::number) != known.end()) return;
     linked_.foreign.push_back({address, number, name_of(b_, index_)});
+  }
+
+  // An address that nobody answers for. Refused, unless it may be a leftover.
+  void doubt(const std::string& reason, uint32_t offset, WordUse use) {
+    if (use == WordUse::kUsed) refuse(reason);
+    if (linked_.doubtful_use.empty()) {
+      linked_.doubtful_use = name_of(b_, index_) + " perhaps " + reason;
+    }
+    divert(offset);
   }
 
   // So that a verification with poisoned stand-ins shows a use of the word.
@@ -385,7 +385,7 @@ class Scan {
     }
     for (const uint64_t difference : differences_) {
       if (displacements_.explain(difference, used)) {
-        refuse_relocated("has a number among its parameters that is computed from addresses");
+        refuse("has a number among its parameters that is computed from addresses");
       }
     }
   }
@@ -395,7 +395,6 @@ class Scan {
   LinkedGraph& linked_;
   const Recording& b_;
   ConstantOwners owners_;
-  const bool is_fixed_;
   Displacements displacements_;
   uint64_t diverted_;
   uint32_t first_random_ = 0;
@@ -423,10 +422,6 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
 
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
                  const MemoryOptions& memory, uint32_t lanes, const Surroundings& surroundings) {
-  if (lanes > 1 && surroundings.is_fixed) {
-    throw NotRelocatable(
-        "what nodes do to memory at fixed addresses is not known: they need a chain");
-  }
   LinkedGraph linked;
   // The same computation? Throws if not.
   match_recordings(first, second);

@@ -9,9 +9,6 @@ constexpr size_t kMostSeen = 64;
 
 }  // namespace
 
-StreamSlots::StreamSlots(const Driver& driver, size_t most, bool watches_all)
-    : driver_(driver), most_(most), watches_(watches_all) {}
-
 std::optional<StreamSlots::Choice> StreamSlots::choose(CallStream stream) {
   const auto is_its_handle = [&](const Slot& slot) {
     return stream.is_permanent && slot.is_taken && slot.stream.is_permanent &&

@@ -21,8 +21,6 @@ namespace pygraph {
 struct Surroundings {
   // Memory that is there for as long as the graph: on the device, or pinned memory of the host.
   std::vector<Range> held = {};
-  // Whether some of it is the graph's own, for its copies of inputs: nodes write to it.
-  bool is_fixed = false;
   // Stand-in memory of recordings that somebody still holds.
   std::vector<Range> kept_stand_ins = {};
   // What an allocator owns that gives it to others: asked for only if a constant is not held.

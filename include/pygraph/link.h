@@ -105,6 +105,9 @@ struct LinkedGraph {
   // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins
   // may accept such a graph.
   uint32_t unexplained_words = 0;
+  // The first of them whose memory nobody answers for (constants.h): which node perhaps uses it, in
+  // words. Empty: there is none.
+  std::string doubtful_use;
   // Memory of others that the graph uses where it is: check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
   // Most nodes that may run at a time. Beyond 1, the recording's edges are not those of the graph

@@ -21,13 +21,6 @@ class NotRelocatable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The graph cannot be relocated, but could run if all its addresses stayed what they were (see
-// fixed_memory.h).
-class NeedsFixedAddresses : public NotRelocatable {
- public:
-  using NotRelocatable::NotRelocatable;
-};
-
 struct Range {
   uint64_t address = 0;
   uint64_t size = 0;  // bytes

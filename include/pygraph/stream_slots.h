@@ -38,9 +38,8 @@ class StreamSlots {
     bool has_moved = false;  // the slot is new, or was another stream's
   };
 
-  // At most `most` slots. `watches_all`: to know of the completion of every launch, not only of
-  // those after a second stream was seen; costs a call of the driver per launch.
-  StreamSlots(const Driver& driver, size_t most, bool watches_all);
+  // At most `most` slots.
+  StreamSlots(const Driver& driver, size_t most) : driver_(driver), most_(most) {}
 
   // The slot for a launch on the stream, which is its own from here on. Nothing waits.
   std::optional<Choice> choose(CallStream stream);
@@ -68,7 +67,9 @@ class StreamSlots {
 
   const Driver& driver_;
   size_t most_;
-  bool watches_;
+  // Whether to know of the completion of launches, which costs a call of the driver per launch: as
+  // soon as a second stream was seen.
+  bool watches_ = false;
   std::vector<Slot> slots_;
   std::vector<uint64_t> seen_;  // streams that have no slot, the last ones
   size_t last_ = 0;

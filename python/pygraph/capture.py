@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pygraph import gpu_memory, learned_cuts, memory_pools, recorder, runtime, verify
-from pygraph.copied_inputs import CopiedInputs
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
@@ -33,9 +32,7 @@ class Attempt:
     """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
 
     failure: why it failed, for good. raised: whether the capture raised, as it may where the thread has
-    not run the function before. is_transient: whether that is due to this call alone. is_unmovable:
-    whether it failed because the function cannot be relocated; on copies of its inputs, at fixed
-    addresses, it may still be captured.
+    not run the function before. is_transient: whether that is due to this call alone.
     operator: the one whose capture was refused, if that is known.
     written: positions of inputs that the function may write, as the recording shows.
     returned: positions of inputs that are results, or that results are views of.
@@ -45,7 +42,6 @@ class Attempt:
     outputs: Sequence[Any]
     graph: Any = None  # pygraph._engine.CapturedGraph
     failure: str = ""
-    is_unmovable: bool = False
     operator: str = ""
     written: frozenset[int] = frozenset()
     returned: frozenset[int] = frozenset()
@@ -64,21 +60,19 @@ def attempt(
     effects: SideEffects,
     takes_memory: bool,
     pending: Pending | None,
-    copied: CopiedInputs | None = None,
 ) -> Attempt:
     """Records ``function`` on ``args`` and makes the call, by ``uncaptured`` or by the graph.
 
     takes_memory: whether the graph may use that of arguments which the call gives away.
     pending: of an earlier attempt. Its recording is taken instead of a new one, because only that one
     is known to be right in everything but the suspects.
-    copied: if the function is to be recorded on copies of its inputs. Raises only what ``uncaptured``
-    raises.
+    Raises only what ``uncaptured`` raises.
     """
     written = set(effects.mutated)
     recording = (
         pending.recording
         if pending
-        else _record(function, args, info, options, effects, takes_memory, written, copied)
+        else _record(function, args, info, options, effects, takes_memory, written)
     )
     effects = dataclasses.replace(effects, mutated=frozenset(written))
     if isinstance(recording, Attempt):
@@ -107,9 +101,10 @@ def _use(
         if result.suspects:
             return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
         verified = None if result.failure else recording.graph
-        return Attempt(
-            result.outputs, verified, result.failure, result.is_wrong, executable_bytes=taken
-        )
+        failure = result.failure
+        if result.is_wrong and recording.graph.doubtful_use:
+            failure += f"; {recording.graph.doubtful_use}"
+        return Attempt(result.outputs, verified, failure, executable_bytes=taken)
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(uncaptured(args), failure=reason)
@@ -128,7 +123,6 @@ def _record(
     effects: SideEffects,
     takes_memory: bool,
     written: set[int],
-    copied: CopiedInputs | None,
 ) -> recorder.Recording | Attempt:
     """The recording, or why there is none: any failure leaves the program uncaptured."""
     can_take = info.is_backward and takes_memory
@@ -141,16 +135,13 @@ def _record(
             sharing=None if info.is_backward else info.saved,
             given_away=runtime.engine().given_away(args) if can_take else [],
             capacity=options.record_capacity_gib << 30,
-            # Branches are timed while verifying; of copies, nobody knows who reads and writes them.
-            lanes=options.lanes if options.verify and copied is None else 1,
+            lanes=options.lanes if options.verify else 1,  # branches are timed while verifying
             written=written,
-            copied=copied,
         )
         recording.graph.name = f"pygraph {info.name}"
         return recording
     except Exception as error:
         failed = Attempt((), failure=recorder.describe_failure(error))
-        failed.is_unmovable = isinstance(error, runtime.engine().NeedsFixedAddresses)
         failed.raised = not isinstance(error, runtime.engine().NotRelocatable)
         failed.is_transient = isinstance(error, recorder.PoolInUse)
         if not isinstance(error, torch.OutOfMemoryError):

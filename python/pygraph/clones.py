@@ -31,7 +31,7 @@ def clone_shared_storages(
             continue
         clone = clones.get(arg.untyped_storage().data_ptr())
         if clone is not None:
-            result[i] = view_of(clone.view(arg.dtype), arg)
+            result[i] = _view_of(clone.view(arg.dtype), arg)
     return result
 
 
@@ -47,11 +47,11 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def view_of(memory: Any, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the layout and dtype of ``like``, on other memory: a storage, or a tensor of that
-    dtype."""
+def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the layout and dtype of ``like``, on other memory: a tensor of that dtype."""
     tensor = torch.empty(0, dtype=like.dtype, device=memory.device)
-    tensor = tensor.set_(memory, like.storage_offset(), like.size(), like.stride())
+    layout = (like.storage_offset(), like.size(), like.stride())
+    tensor = tensor.set_(memory, *layout)  # type: ignore[call-overload]
     tensor = tensor.conj() if like.is_conj() else tensor
     return torch._neg_view(tensor) if like.is_neg() else tensor
 

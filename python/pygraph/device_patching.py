@@ -18,7 +18,7 @@ import torch
 from pygraph import gpu_memory, runtime
 from pygraph.clones import clone_shared_storages
 from pygraph.compare import fingerprints
-from pygraph.entry import Entry, Form
+from pygraph.entry import Entry
 from pygraph.fingerprint import forget
 from pygraph.recorder import describe_failure
 from pygraph.rehearsal import ONES
@@ -37,8 +37,7 @@ _HOST_SECONDS, _LEAST_GAIN = 0.5e-6, 0.01
 
 def is_open(entry: Entry) -> bool:
     """Whether the entry's graph might gain, and was not tried yet."""
-    is_relocated = entry.form is Form.RELOCATED  # else little more than copies is relocated
-    return is_relocated and not entry.has_tried_device and entry.graph.nodes_on_device >= MANY_NODES
+    return not entry.has_tried_device and entry.graph.nodes_on_device >= MANY_NODES
 
 
 def count(entry: Entry) -> float:

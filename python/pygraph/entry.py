@@ -45,14 +45,6 @@ class State(enum.Enum):
     REFUSED = "refused"  # stays uncaptured, in most cases for good; `reason` says why
 
 
-class Form(enum.Enum):
-    """What a graph's function works on (see copied_inputs.py)."""
-
-    RELOCATED = "relocated"  # its arguments, wherever they are
-    COPIED = "copied"  # copies of those that do not keep their address anyway
-    ALL_COPIED = "all copied"  # copies of all: some that should have kept it did not
-
-
 @dataclasses.dataclass(frozen=True)
 class Pending:
     """A recording of which a first look found all results equal but the suspects."""
@@ -69,8 +61,6 @@ class Entry:
     state: State = State.UNCAPTURED
     reason: str = ""
     graph: Any = None  # pygraph._engine.CapturedGraph
-    form: Form = Form.RELOCATED  # of the graph, or the one to be recorded
-    moves: int = 0  # times that an argument was not where the graph has it
     pending: Pending | None = None  # until the next call has looked closer
     copied_bytes: int = 0  # what Inductor's graphs would copy per call
     capture_seconds: float = 0.0
@@ -100,9 +90,9 @@ class Entry:
     @property
     def kept_bytes(self) -> int:
         """Memory that the graph keeps between calls."""
-        return int(self.graph.workspace_bytes + self.graph.fixed_bytes) + self.executable_bytes
+        return int(self.graph.workspace_bytes) + self.executable_bytes
 
     @property
     def is_under_way(self) -> bool:
         """Whether an attempt has been made that the next call is to go on with."""
-        return self.pending is not None or (self.form is not Form.RELOCATED and self.moves == 0)
+        return self.pending is not None

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 class Cut:
     """A place where a program leaves its graphs, or a graph that stayed uncaptured.
 
-    kind: "cut" within a compiled program, "graph break" between two, "refusal" of a graph,
-        "copies" that a graph makes because it cannot be relocated.
+    kind: "cut" within a compiled program, "graph break" between two, "refusal" of a graph.
     where: the user's "file:line", or empty. remedy: what would remove it, or empty.
     """
 

@@ -68,22 +68,21 @@ def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     return found  # type: ignore[no-any-return]
 
 
-def still_held(pools: list[torch.cuda.MemPool]) -> list[Piece]:
-    """Memory of a recording's pools that somebody holds after its results are gone."""
-    pieces = _active(pools)
+def still_held(pool: torch.cuda.MemPool) -> list[Piece]:
+    """Memory of a recording's pool that somebody holds after its results are gone."""
+    pieces = _active(pool)
     if pieces:
         gc.collect()  # it may only be part of a cycle
-        pieces = _active(pools)
+        pieces = _active(pool)
     return pieces
 
 
-def _active(pools: list[torch.cuda.MemPool]) -> list[Piece]:
+def _active(pool: torch.cuda.MemPool) -> list[Piece]:
     pieces = []
-    for pool in pools:
-        for segment in _segments(pool.id):
-            address = segment["address"]
-            for block in segment["blocks"]:
-                if block["state"] == "active_allocated":
-                    pieces.append((address, block["size"]))
-                address += block["size"]
+    for segment in _segments(pool.id):
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                pieces.append((address, block["size"]))
+            address += block["size"]
     return pieces

@@ -33,8 +33,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph import audit, capture, gpu_memory, observe, recorder, runtime, unfit_calls
 from pygraph.capture import Attempt, Function, SideEffects
-from pygraph.copied_inputs import CopiedInputs
-from pygraph.entry import Entry, Form, PartitionInfo, State
+from pygraph.entry import Entry, PartitionInfo, State
 from pygraph.learned_cuts import Compilation
 from pygraph.options import Options
 from pygraph.recording_policy import RecordingPolicy
@@ -132,7 +131,7 @@ class Partition:
         if modes:
             return self.uncaptured(args)
         graph = entry.graph  # which another thread may drop meanwhile
-        if graph is not None and not unfit_calls.is_fit(entry.form, graph, args):
+        if graph is not None and not unfit_calls.gives_away(args, graph.donated):
             return self._unfit_call(key, entry, args)
         if audit.is_due(entry):
             return audit.call(self, entry, args)
@@ -156,15 +155,15 @@ class Partition:
             try:
                 if entry.graph is not None:  # no other thread was first
                     with runtime.harmless("counting a call that does not fit"):
-                        self._note_unfit(key, entry, args)
+                        self._note_unfit(key, entry)
             finally:
                 runtime.record_lock.release()
         return self.uncaptured(args)
 
-    def _note_unfit(self, key: bytes, entry: Entry, args: list[Any]) -> None:
+    def _note_unfit(self, key: bytes, entry: Entry) -> None:
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
-        renewed = unfit_calls.renewed(entry, args)
+        renewed = unfit_calls.renewed(entry)
         if renewed is None:
             return
         with self._lock:
@@ -299,7 +298,6 @@ class Partition:
                     self._effects,
                     entry.takes_memory,
                     entry.pending,
-                    self._copied_inputs(entry.form, args),
                 )
         finally:
             seconds = time.perf_counter() - start
@@ -336,13 +334,8 @@ class Partition:
 
     def _conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
         entry.pending = result.pending
-        if result.failure and result.is_unmovable and entry.form is Form.RELOCATED:
-            entry.form, entry.reason = Form.COPIED, result.failure
-            text = "%s: %s; recorded anew, with copied inputs"
-            runtime.note(logging.INFO, text, self.info.name, result.failure)
-        elif result.failure:
-            first = "" if entry.form is Form.RELOCATED else f"{entry.reason}; with copied inputs, "
-            self.refuse(entry, first + result.failure + self._learn(result))
+        if result.failure:
+            self.refuse(entry, result.failure + self._learn(result))
         if result.graph is None:
             return
         graph = entry.graph = result.graph
@@ -389,12 +382,6 @@ class Partition:
         # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
         numbers = 0 if self.info.counts_numbers else sum(isinstance(arg, int) for arg in args)
         return len(args) - numbers == self.info.argument_count
-
-    def _copied_inputs(self, form: Form, args: Sequence[Any]) -> CopiedInputs | None:
-        if form is Form.RELOCATED:
-            return None
-        fixed = self.info.static if form is Form.COPIED and self._hints_fit(args) else frozenset()
-        return CopiedInputs(fixed - self._effects.mutated, self._effects.mutated)
 
     def _copied_bytes(self, args: Sequence[Any]) -> int:
         static = self.info.static if self._hints_fit(args) else frozenset()

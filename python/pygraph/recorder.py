@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from pygraph import gpu_memory, memory_pools, owned_memory, runtime
-from pygraph.copied_inputs import CopiedInputs, allocating_from
 from pygraph.gpu_load import side_stream
 from pygraph.kernel_access import accesses_of
 
@@ -54,7 +53,6 @@ def record(
     capacity: int,
     lanes: int,
     written: set[int],
-    copied: CopiedInputs | None = None,
 ) -> Recording:
     """Records ``function`` for arguments like ``args``, which are not touched.
 
@@ -66,7 +64,6 @@ def record(
     lanes: how many nodes of a graph may run at a time.
     written: gets the positions of arguments that the function may write to, also where the recordings
     cannot be linked.
-    copied: if the function is to work on copies of its arguments, at fixed addresses.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
     sources = [_DEFAULT_GENERATOR] if draws else []
@@ -77,15 +74,12 @@ def record(
     ]
     with torch.cuda.device(device):
         unseen = frozenset(i for tensors in given_away for i in tensors.positions)
-        if copied is not None:
-            copied = dataclasses.replace(copied, written=copied.written - unseen)
-        form = None if copied is None else (sorted(copied.fixed), sorted(copied.written))
-        pair = runtime.engine().RecordingPair(list(args), device, capacity, form)
-        donated = [] if copied else list(given_away)
+        pair = runtime.engine().RecordingPair(list(args), device, capacity)
+        donated = list(given_away)
         count = 0
         for index in range(2):
             with gpu_memory.unlimited():  # stand-ins count, and take none
-                count = _capture(function, pair, index, device, sources, generators, copied)
+                count = _capture(function, pair, index, device, sources, generators)
             memory_pools.free(device)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)
@@ -134,15 +128,12 @@ def _capture(
     device: int,
     sources: list[int],
     generators: list[torch.Generator],
-    copied: CopiedInputs | None,
 ) -> int:
     """Makes one of the recordings; returns the number of outputs."""
     stand_ins = pair.stand_ins(index)
     stream = side_stream(device)
-    pool = torch.cuda.MemPool(_allocator("pygraph_record_allocate"))
-    fixed_pool = torch.cuda.MemPool(_allocator("pygraph_fixed_allocate")) if copied else None
-    pools = [p for p in (pool, fixed_pool) if p is not None]
-    memory_pools.to_be_freed.extend(pools)
+    pool = torch.cuda.MemPool(_allocator())
+    memory_pools.to_be_freed.append(pool)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     returned: Sequence[Any] | None = None
     with torch.cuda.stream(stream), _quiet_libraries():
@@ -156,11 +147,7 @@ def _capture(
             )
             if not pair.is_recorded(torch.empty(1, device=f"cuda:{device}")):
                 raise PoolInUse("the call's memory comes from a torch.cuda.MemPool of the program's")
-            if copied is None or fixed_pool is None:
-                returned = function(stand_ins)
-            else:
-                fixed_memory = allocating_from(fixed_pool, pool, device)
-                returned = copied.call(function, stand_ins, pair.is_fixed, fixed_memory)
+            returned = function(stand_ins)
             # One random kernel more per generator: it tells the engine what the graph has drawn.
             sentinels = [
                 torch.empty(1, device=f"cuda:{device}").uniform_(generator=generator)
@@ -171,34 +158,34 @@ def _capture(
         except BaseException:
             pair.end()
             _abandon_capture(graph, pool, device, generators)
-            _abandoned.append((pair, index, pools))
+            _abandoned.append((pair, index, pool))
             raise
     try:
         pair.finish(index, graph.raw_cuda_graph(), returned, sources, accesses_of(function))
         count = len(returned)
     except BaseException:
-        _abandoned.append((pair, index, pools))
+        _abandoned.append((pair, index, pool))
         raise
     finally:
         del returned, sentinels
         graph.reset()
-    holder = _keep_held(pair, index, pools)
+    holder = _keep_held(pair, index, pool)
     if holder:
         raise runtime.engine().NotRelocatable(f"{holder} keeps memory that it allocates in a recording")
     return count
 
 
-def _keep_held(pair: Any, index: int, pools: list[torch.cuda.MemPool]) -> str:
+def _keep_held(pair: Any, index: int, pool: torch.cuda.MemPool) -> str:
     """Makes what somebody still holds of a recording's memory valid for good; says who allocated it."""
-    pieces = owned_memory.still_held(pools)
+    pieces = owned_memory.still_held(pool)
     if not pieces:
         return ""
-    _kept_pools.extend(pools)
+    _kept_pools.append(pool)
     return pair.keep(index, pieces)  # type: ignore[no-any-return]
 
 
 _kept_pools: list[torch.cuda.MemPool] = []
-_abandoned: list[tuple[Any, int, list[torch.cuda.MemPool]]] = []  # recordings that raised
+_abandoned: list[tuple[Any, int, torch.cuda.MemPool]] = []  # recordings that raised
 
 
 def check_abandoned() -> None:
@@ -260,8 +247,10 @@ def _abandon_capture(
 
 
 @functools.cache
-def _allocator(name: str) -> Any:
-    """One of those in bindings/allocation_log.h."""
+def _allocator() -> Any:
+    """Of bindings/allocation_log.h."""
     library = runtime.engine().__file__
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, name, "pygraph_record_free")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library, "pygraph_record_allocate", "pygraph_record_free"
+    )
     return allocator.allocator()  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ class GraphStats:
     name: "forward", "backward" or "inference", with a number where a program has several.
     state: "captured", "uncaptured" (not recorded yet), "measuring" (on trial), "not selected" (running
         uncaptured is as fast) or "refused".
-    reason: why it was refused, was not selected or has its inputs copied; empty otherwise.
+    reason: why it was refused, or was not selected; empty otherwise.
     timings: what was measured of each variant when it was selected; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
     lanes: how many of its kernels may run at a time (1: one after the other).
@@ -26,8 +26,6 @@ class GraphStats:
         for another stream, or was the first one there.
     patched_on_device: whether one kernel makes these, and not the host, node by node.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
-    bytes_copied: per replay, of inputs and results of a graph that cannot be relocated; 0 for others.
-    fixed_bytes: memory that such a graph keeps for itself between launches.
     workspace_bytes: internal memory that is kept between launches, shared by all graphs of a stream.
     block_bytes: internal memory that is taken for each launch and given back at once.
     executable_bytes: device memory that the executable graph took, as far as it showed.
@@ -51,8 +49,6 @@ class GraphStats:
     calls_elsewhere: int
     patched_on_device: bool
     bytes_not_copied: int
-    bytes_copied: int
-    fixed_bytes: int
     workspace_bytes: int
     block_bytes: int
     executable_bytes: int
@@ -77,7 +73,6 @@ def _row(info: PartitionInfo, entry: Entry) -> GraphStats:
     # Read once each: other threads may drop a graph or a decision meanwhile.
     graph, decision, audits = entry.graph, entry.decision, entry.audits
     failure = str(graph.failure) if graph is not None else ""
-    bytes_copied = graph.copied_bytes if graph else 0
     return GraphStats(
         name=info.name,
         device=info.device,
@@ -91,9 +86,7 @@ def _row(info: PartitionInfo, entry: Entry) -> GraphStats:
         nodes_touched=graph.nodes_touched if graph else 0,
         calls_elsewhere=graph.calls_elsewhere if graph else 0,
         patched_on_device=bool(graph and graph.is_patched_on_device),
-        bytes_not_copied=max(0, entry.copied_bytes - bytes_copied),
-        bytes_copied=bytes_copied,
-        fixed_bytes=graph.fixed_bytes if graph else 0,
+        bytes_not_copied=entry.copied_bytes,
         workspace_bytes=graph.workspace_bytes if graph else 0,
         block_bytes=graph.block_bytes if graph else 0,
         executable_bytes=entry.executable_bytes,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import decisions, device_patching, gpu_memory, recorder, runtime
-from pygraph.entry import Entry, Form, State
+from pygraph.entry import Entry, State
 from pygraph.selection import PATCHED_ON_DEVICE, UNCAPTURED, Decision, Sample, Trial, timed
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Selector:
 
     def _load(self, key: bytes, entry: Entry) -> None:
         info = self._partition.info
-        signature = key + (entry.form.value.encode() if entry.form is Form.ALL_COPIED else b"")
-        entry.key = decisions.key_of(info.program, signature, info.device)
+        entry.key = decisions.key_of(info.program, key, info.device)
         entry.decision = decisions.load(entry.key)
 
     def captured(self, entry: Entry) -> None:

@@ -45,7 +45,7 @@ _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a closer look: at first, and where these d
 class Verification:
     """outputs: the call's result. failure: why the graph is not to be used, or empty.
 
-    is_wrong: whether that is because of what it does: it may hide an address.
+    is_wrong: whether that is because of what it does.
     suspects: results that differ, where only a closer look can tell whether the graph is right.
     """
 

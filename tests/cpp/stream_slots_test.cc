@@ -30,7 +30,7 @@ class StreamSlotsTest : public DeviceTest {
 };
 
 TEST_F(StreamSlotsTest, OneStreamCostsNoCallOfTheDriverAfterTheFirst) {
-  StreamSlots slots(driver, 8, false);
+  StreamSlots slots(driver, 8);
   EXPECT_EQ(launch(slots, call(a, true)), 0);
   const int ids = device.simulator().calls("cuStreamGetId");
   for (int i = 0; i < 100; ++i) EXPECT_EQ(launch(slots, call(a, true)), 0);
@@ -40,7 +40,7 @@ TEST_F(StreamSlotsTest, OneStreamCostsNoCallOfTheDriverAfterTheFirst) {
 }
 
 TEST_F(StreamSlotsTest, AnotherStreamGetsASlotOfItsOwnAtItsSecondCall) {
-  StreamSlots slots(driver, 8, false);
+  StreamSlots slots(driver, 8);
   device.simulator().hold(a.get(), true);
   device.simulator().hold(b.get(), true);
   EXPECT_EQ(launch(slots, call(a)), 0);
@@ -52,7 +52,7 @@ TEST_F(StreamSlotsTest, AnotherStreamGetsASlotOfItsOwnAtItsSecondCall) {
 }
 
 TEST_F(StreamSlotsTest, NothingEverWaits) {
-  StreamSlots slots(driver, 2, false);
+  StreamSlots slots(driver, 2);
   std::vector<Stream> streams;
   for (int i = 0; i < 20; ++i) {
     streams.push_back(new_stream());
@@ -67,9 +67,11 @@ TEST_F(StreamSlotsTest, NothingEverWaits) {
 }
 
 TEST_F(StreamSlotsTest, ASlotChangesHandsWhenItsLastLaunchIsComplete) {
-  StreamSlots slots(driver, 1, /*watches_all=*/true);
+  StreamSlots slots(driver, 1);
   device.simulator().hold(a.get(), true);
   EXPECT_EQ(launch(slots, call(a)), 0);
+  EXPECT_EQ(launch(slots, call(b)), std::nullopt);
+  EXPECT_EQ(launch(slots, call(a)), 0);  // watched from now on
   for (int i = 0; i < 3; ++i) EXPECT_EQ(launch(slots, call(b)), std::nullopt);
   device.simulator().hold(a.get(), false);
   const auto choice = slots.choose(call(b));
@@ -78,7 +80,7 @@ TEST_F(StreamSlotsTest, ASlotChangesHandsWhenItsLastLaunchIsComplete) {
 }
 
 TEST_F(StreamSlotsTest, ALaunchThatWasNotWatchedKeepsItsSlot) {
-  StreamSlots slots(driver, 1, /*watches_all=*/false);
+  StreamSlots slots(driver, 1);
   EXPECT_EQ(launch(slots, call(a)), 0);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(launch(slots, call(b)), std::nullopt);
   EXPECT_EQ(launch(slots, call(a)), 0);  // watched from now on
@@ -86,7 +88,7 @@ TEST_F(StreamSlotsTest, ALaunchThatWasNotWatchedKeepsItsSlot) {
 }
 
 TEST_F(StreamSlotsTest, AStreamThatWasDestroyedIsNotTouchedAndItsSlotIsUsedAgain) {
-  StreamSlots slots(driver, 2, false);
+  StreamSlots slots(driver, 2);
   std::set<uint64_t> ids;
   for (int i = 0; i < 50; ++i) {
     const Stream passing = new_stream();  // often at the address of the one before
@@ -102,7 +104,9 @@ TEST_F(StreamSlotsTest, AStreamThatWasDestroyedIsNotTouchedAndItsSlotIsUsedAgain
 }
 
 TEST_F(StreamSlotsTest, AnEventThatCannotBeHadIsNoErrorOfTheLaunch) {
-  StreamSlots slots(driver, 1, /*watches_all=*/true);
+  StreamSlots slots(driver, 1);
+  EXPECT_EQ(launch(slots, call(a)), 0);
+  EXPECT_EQ(launch(slots, call(b)), std::nullopt);
   device.simulator().fail("cuEventCreate", 1, abi::kOutOfMemory);
   EXPECT_EQ(launch(slots, call(a)), 0);
   EXPECT_EQ(launch(slots, call(b)), std::nullopt);
@@ -110,7 +114,7 @@ TEST_F(StreamSlotsTest, AnEventThatCannotBeHadIsNoErrorOfTheLaunch) {
 }
 
 TEST_F(StreamSlotsTest, NoFurtherSlotsAfterOneCouldNotBeSetUp) {
-  StreamSlots slots(driver, 8, false);
+  StreamSlots slots(driver, 8);
   device.simulator().hold(a.get(), true);
   launch(slots, call(a));
   launch(slots, call(b));

@@ -16,7 +16,7 @@ import pygraph
 
 from .support import captured, compiled, randn, refusals
 
-_CALLS = 6  # by then a graph replays, if there is one, with copied inputs too
+_CALLS = 6  # by then a graph replays, if there is one
 _tables: dict[Any, torch.Tensor] = {}
 _held: list[torch.Tensor] = []
 
@@ -221,12 +221,12 @@ def test_a_difference_of_addresses() -> None:
         inputs=2,
         disturb=lambda: _held.append(randn(5000)),
     )
-    assert all(row.bytes_copied > 0 for row in captured()), pygraph.stats()
+    _expect_refusal("add_by_difference")
 
 
 def test_an_address_before_its_allocation() -> None:
     _check(lambda x: double_from_before(x) + 1, lambda x: x * 2 + 1)
-    assert all(row.bytes_copied > 0 for row in captured()), pygraph.stats()
+    _expect_refusal("double_from_before")
 
 
 @pytest.mark.parametrize("length", [1024, 1000, 1009])

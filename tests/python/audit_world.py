@@ -45,7 +45,7 @@ class Generator:
 class Graph:
     """A captured graph in use: runs a function, and then does what the test makes it do."""
 
-    output_bytes = block_bytes = fixed_bytes = copied_bytes = workspace_bytes = 0
+    output_bytes = block_bytes = workspace_bytes = 0
     nodes = relocations = symbols = nodes_touched = calls_elsewhere = nodes_on_device = 0
     lanes = 1
     is_patched_on_device = False

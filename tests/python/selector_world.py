@@ -44,7 +44,7 @@ class FakePartition:
 
 
 class FakeGraph:
-    workspace_bytes, fixed_bytes = 100, 0
+    workspace_bytes = 100
     output_bytes = block_bytes = 0
     error: Exception | None = None
     settled = 0

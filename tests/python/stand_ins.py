@@ -28,7 +28,8 @@ INFO = PartitionInfo(
 class Graph:
     """Stands in for a captured graph that adds one, or that cannot be launched."""
 
-    output_bytes = block_bytes = fixed_bytes = copied_bytes = 0
+    output_bytes = block_bytes = 0
+    doubtful_use = ""
     donated: tuple[int, ...] = ()
     nodes_on_device = replays = nodes_touched = calls_elsewhere = 0
     is_patched_on_device = is_audit_due = False

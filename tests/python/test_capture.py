@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import gpu_memory, recorder, runtime, verify
+from pygraph import gpu_memory, recorder, verify
 from pygraph.capture import Attempt, SideEffects, attempt
-from pygraph.copied_inputs import CopiedInputs
 from pygraph.options import Options
 from pygraph.recorder import Recording
 
@@ -134,22 +133,13 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
     assert second.graph is graphs[0]
 
 
-@pytest.mark.parametrize(
-    ("error", "is_unmovable"), [("NeedsFixedAddresses", True), ("NotRelocatable", False)]
-)
-def test_what_cannot_be_relocated_is_told_from_what_cannot_be_captured(
-    monkeypatch: pytest.MonkeyPatch, error: str, is_unmovable: bool
+@pytest.mark.parametrize("use", ["", "operator my::op, node 0, a copy perhaps uses other memory"])
+def test_a_graph_that_does_something_else_is_refused_with_what_it_perhaps_uses(
+    monkeypatch: pytest.MonkeyPatch, use: str
 ) -> None:
-    raised = getattr(runtime.engine(), error)("a copy of more than one row")
-    assert isinstance(raised, runtime.engine().NotRelocatable)
-    result = _attempt(monkeypatch, raised, True)
-    assert result.is_unmovable is is_unmovable
-    assert result.failure == f"{error}: a copy of more than one row"
-
-
-def test_a_graph_that_does_something_else_may_hide_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     class Touching(Graph):
         pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
+        doubtful_use = use
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", lambda *a, **k: Recording(Touching(), Touching.pair, []))
@@ -158,12 +148,14 @@ def test_a_graph_that_does_something_else_may_hide_an_address(monkeypatch: pytes
         return [args[0] + 1]
 
     result = attempt(add_one, add_one, [torch.ones(4)], INFO, Options(), SideEffects(), True, None)
-    assert result.graph is None and result.is_unmovable
+    assert result.graph is None
+    assert result.failure.startswith("verification failed")
+    assert result.failure.endswith(f"; {use}" if use else "it was recorded with")
 
 
-@pytest.mark.parametrize("copied", [None, CopiedInputs(frozenset(), frozenset())])
-def test_copies_are_recorded_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch, copied: CopiedInputs | None
+@pytest.mark.parametrize("verify_graphs", [True, False])
+def test_branches_are_for_graphs_that_are_verified(
+    monkeypatch: pytest.MonkeyPatch, verify_graphs: bool
 ) -> None:
     asked: dict[str, object] = {}
 
@@ -172,6 +164,6 @@ def test_copies_are_recorded_one_after_the_other(
         raise RuntimeError("enough")
 
     monkeypatch.setattr(recorder, "record", record)
-    args = [torch.ones(4)]
-    attempt(list, list, args, INFO, Options(lanes=8), SideEffects(), True, None, copied)
-    assert (asked["lanes"], asked["copied"]) == (8 if copied is None else 1, copied)
+    options = Options(lanes=8, verify=verify_graphs)
+    attempt(list, list, [torch.ones(4)], INFO, options, SideEffects(), True, None)
+    assert asked["lanes"] == (8 if verify_graphs else 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraph import device_patching, gpu_memory
-from pygraph.entry import Entry, Form
+from pygraph.entry import Entry
 
 
 class _Generator:
@@ -145,14 +145,12 @@ def test_nodes_are_counted_between_looks(generator: _Generator) -> None:
     assert device_patching.count(entry) == 2
 
 
-def test_only_relocated_graphs_with_many_nodes_are_considered(generator: _Generator) -> None:
+def test_only_graphs_with_many_nodes_are_considered(generator: _Generator) -> None:
     entry = Entry(graph=_Graph(generator))
     entry.graph.nodes_on_device = device_patching.MANY_NODES
     assert device_patching.is_open(entry)
     entry.graph.nodes_on_device -= 1
     assert not device_patching.is_open(entry)
     entry.graph.nodes_on_device += 1
-    entry.form = Form.COPIED
-    assert not device_patching.is_open(entry)
-    entry.form, entry.has_tried_device = Form.RELOCATED, True
+    entry.has_tried_device = True
     assert not device_patching.is_open(entry)

@@ -69,7 +69,7 @@ def test_blocks_that_are_in_use_are_found_in_their_segments(monkeypatch: Any) ->
         id = (0, 7)
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
-    pools: list[Any] = [Pool()]
-    assert owned_memory.still_held(pools) == [(4096, 512), (4096 + 1536, 2048)]
+    pool: Any = Pool()
+    assert owned_memory.still_held(pool) == [(4096, 512), (4096 + 1536, 2048)]
     state[0, 7] = [("inactive", 3584)]
-    assert owned_memory.still_held(pools) == []
+    assert owned_memory.still_held(pool) == []

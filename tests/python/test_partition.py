@@ -304,7 +304,7 @@ def test_a_suspect_result_is_looked_at_by_the_next_call(
     pending = Pending(Recording(graph, None, []), [3], 0)
 
     def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
-        seen.append(rest[-2])
+        seen.append(rest[-1])
         return Attempt(list(args), pending=pending) if len(seen) == 1 else Attempt(list(args), graph)
 
     monkeypatch.setattr(partition_module.capture, "attempt", attempt)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import decisions, gpu_memory, runtime, selector
-from pygraph.entry import Entry, Form, State
+from pygraph import gpu_memory, runtime, selector
+from pygraph.entry import Entry, State
 from pygraph.selection import REPLAYED, UNCAPTURED, Decision
 from pygraph.selector import Selector
 
-from .selector_world import Busy, FakeGraph, FakePartition, Kept, World, captured, try_to_the_end
+from .selector_world import Busy, FakeGraph, Kept, World, captured, try_to_the_end
 
 
 def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: World) -> None:
@@ -71,29 +71,6 @@ def test_a_trial_ends_where_replays_find_no_memory(world: World) -> None:
     assert partition.refused == "its replays ran out of memory"
     assert graph.released == 3
     assert calls <= 4  # each such call empties the allocator's caches
-
-
-def test_memory_at_fixed_addresses_counts_in_a_trial(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeGraph, "fixed_bytes", 40)
-    _, subject, entry = captured()
-    try_to_the_end(subject, entry)
-    assert entry.decision is not None
-    memory = {name: timing.memory for name, timing in entry.decision.timings.items()}
-    assert memory == {UNCAPTURED: 0, REPLAYED: 140}
-
-
-def test_a_decision_is_not_of_another_form(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying what was to keep its address takes longer; what cannot be relocated, a program learns
-    anew each time."""
-    signatures: list[bytes] = []
-    monkeypatch.setattr(
-        decisions, "key_of", lambda program, key, device: signatures.append(key) or "key"
-    )
-    for form in Form:
-        Selector(FakePartition(), "auto").recall(b"key", Entry(form=form))  # type: ignore[arg-type]
-    assert signatures[0] == signatures[1] != signatures[2]
 
 
 def test_a_graph_that_loses_is_given_up(world: World) -> None:

@@ -42,7 +42,7 @@ def render(report: Report) -> str:
     sections = [
         _section("Graphs", GRAPH_COLUMNS, (graph_cells(row) for row in report.graphs), numbers_from=2),
         _section(
-            "Cuts, refusals and copies",
+            "Cuts and refusals",
             ("where", "kind", "why", "what would remove it"),
             ([cut.where or "-", cut.kind, cut.reason, cut.remedy or "-"] for cut in report.cuts),
         ),

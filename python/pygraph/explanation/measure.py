@@ -15,7 +15,6 @@ from pygraph.explanation.classify import segments
 from pygraph.explanation.estimate import observed_cuts, strip_parts
 from pygraph.explanation.profile import profile_kernels, shares, strip
 from pygraph.explanation.report import GraphRow, Report, Share, Timing, VariantTiming
-from pygraph.explanation.wording import in_bytes
 from pygraph.observe import Cut, Observation, observing
 from pygraph.partition import Partition
 from pygraph.selection import Decision
@@ -95,13 +94,12 @@ def _row(partition: Partition, entry: Entry) -> GraphRow:
         inputs=graph.inputs if graph else partition.info.argument_count,
         outputs=graph.outputs if graph else 0,
         relocations=graph.relocations if graph else None,
-        bytes_not_copied=max(0, entry.copied_bytes - graph.copied_bytes) if graph else None,
+        bytes_not_copied=entry.copied_bytes if graph else None,
         workspace_bytes=graph.workspace_bytes if graph else None,
         capture_seconds=entry.capture_seconds if graph else None,
         replays=graph.replays if graph else None,
         timings=_timings(decision) if decision else (),
         lanes=graph.lanes if graph else None,
-        bytes_copied=graph.copied_bytes if graph else None,
     )
 
 
@@ -122,17 +120,11 @@ def _timings(decision: Decision) -> tuple[VariantTiming, ...]:
 
 
 def refusals(observation: Observation) -> list[Cut]:
-    """Graphs that were given up, and those that have to copy."""
-    rows = graph_rows(observation)
+    """Graphs that were given up."""
     found = [
         Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", "")
-        for row in rows
+        for row in graph_rows(observation)
         if row.state == "refused"
-    ]
-    found += [
-        Cut("copies", f"{row.name} copies {in_bytes(row.bytes_copied)} per call: {row.reason}", "")
-        for row in rows
-        if row.bytes_copied
     ]
     return list(dict.fromkeys(found))[:_LISTED]
 

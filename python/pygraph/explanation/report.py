@@ -48,8 +48,7 @@ class VariantTiming:
 class GraphRow:
     """One graph, or one function that stayed uncaptured. None: not known without a GPU.
 
-    lanes: how many of its kernels may run at a time. bytes_copied: per call, of inputs and results of a
-    graph that cannot be relocated; 0 for others.
+    lanes: how many of its kernels may run at a time.
     """
 
     name: str
@@ -65,7 +64,6 @@ class GraphRow:
     replays: int | None
     timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
     lanes: int | None = None
-    bytes_copied: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
     if report.graphs:
         console.print(_graphs(report))
     if report.cuts:
-        table = Table("where", "why", "what would remove it", title="Cuts, refusals and copies")
+        table = Table("where", "why", "what would remove it", title="Cuts and refusals")
         for cut in report.cuts:
             table.add_row(Text(cut.where or "-"), Text(cut.reason), Text(cut.remedy or "-"))
         console.print(table)
