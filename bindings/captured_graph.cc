@@ -49,7 +49,8 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
                              std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
                              std::shared_ptr<FixedMemory> fixed_memory,
-                             std::vector<uint32_t> written, std::vector<at::Tensor> held)
+                             std::vector<uint32_t> written, std::vector<at::Tensor> held,
+                             std::optional<FftPlans> fft_plans)
     : driver_(driver),
       device_(device),
       arguments_(std::move(arguments)),
@@ -58,6 +59,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       fixed_memory_(std::move(fixed_memory)),
       written_(std::move(written)),
       held_(std::move(held)),
+      fft_plans_(fft_plans),
       switches_(current_switches()),
       // Fixed memory there is one of.
       slots_(driver, fixed_memory_ == nullptr ? kMostStreams : 1, fixed_memory_ != nullptr) {
@@ -399,6 +401,8 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
     poison_outputs(launch);
     poison_internal_memory(launch, workspace, needed);
   }
+  std::shared_lock<std::shared_mutex> plans;
+  if (fft_plans_) plans = fft_plans_->check();
   executable.launch(stream);
   slots_.launched(slot, stream);
   ++replays;

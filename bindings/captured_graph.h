@@ -14,6 +14,7 @@
 
 #include "arguments.h"
 #include "donation.h"
+#include "fft_plans.h"
 #include "outputs.h"
 #include "pygraph/executable.h"
 #include "pygraph/fixed_memory.h"
@@ -52,7 +53,8 @@ class CapturedGraph {
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
                 LinkedGraph linked, std::shared_ptr<FixedMemory> fixed_memory,
-                std::vector<uint32_t> written, std::vector<at::Tensor> held);
+                std::vector<uint32_t> written, std::vector<at::Tensor> held,
+                std::optional<FftPlans> fft_plans);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
@@ -181,6 +183,7 @@ class CapturedGraph {
   std::shared_ptr<FixedMemory> fixed_memory_;  // null for a graph that is relocated
   std::vector<uint32_t> written_;              // positions of arguments that copies go back to
   std::vector<at::Tensor> held_;               // memory that nodes use where it is
+  std::optional<FftPlans> fft_plans_;          // if it uses some
   Switches switches_;                          // that it was recorded under
   std::atomic<Patching> patching_ = Patching::kHost;
 
