@@ -48,13 +48,14 @@ struct CapturedGraph::Launch {
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
                              std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
-                             std::vector<at::Tensor> held)
+                             std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans)
     : driver_(driver),
       device_(device),
       arguments_(std::move(arguments)),
       outputs_(std::move(outputs)),
       random_(std::move(random)),
       held_(std::move(held)),
+      fft_plans_(fft_plans),
       switches_(current_switches()),
       slots_(driver, kMostStreams) {
   replicas_.reserve(kMostStreams);  // the first one is read without the lock
@@ -381,6 +382,8 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
     poison_outputs(launch);
     poison_internal_memory(launch, workspace, needed);
   }
+  std::shared_lock<std::shared_mutex> plans;
+  if (fft_plans_) plans = fft_plans_->check();
   executable.launch(stream);
   slots_.launched(slot, stream);
   ++replays;

@@ -14,6 +14,7 @@
 
 #include "arguments.h"
 #include "donation.h"
+#include "fft_plans.h"
 #include "outputs.h"
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
@@ -50,7 +51,8 @@ class CapturedGraph {
 
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
-                LinkedGraph linked, std::vector<at::Tensor> held);
+                LinkedGraph linked, std::vector<at::Tensor> held,
+                std::optional<FftPlans> fft_plans);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
@@ -172,8 +174,9 @@ class CapturedGraph {
   uint32_t without_room_ = 0;
   uint64_t calls_to_rest_ = 0;
   uint64_t next_rest_ = 1000;
-  std::vector<at::Tensor> held_;  // memory that nodes use where it is
-  Switches switches_;             // that it was recorded under
+  std::vector<at::Tensor> held_;       // memory that nodes use where it is
+  std::optional<FftPlans> fft_plans_;  // if it uses some
+  Switches switches_;                  // that it was recorded under
   std::atomic<Patching> patching_ = Patching::kHost;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's

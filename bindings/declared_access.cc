@@ -173,7 +173,9 @@ std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction
 }
 
 void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
-  const bool is_foreign = !is_own(function.name());
+  const std::string_view name = function.name();
+  const bool is_foreign = !is_own(name);
+  operators_.uses_fft_plans |= name.starts_with("aten::_fft_");
   if (depth == 0) {
     outermost_ = {};
     outermost_.name = function.name();

@@ -38,6 +38,7 @@ struct RecordedOperator {
 struct RecordedOperators {
   std::vector<Operator> all;             // the outermost ones
   std::vector<RecordedOperator> listed;  // alone, or inside of others
+  bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
   std::string failure;                   // why they are not complete; empty if they are
 };
 

@@ -63,7 +63,8 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
     : driver_(driver),
       device_(device),
       arguments_(describe_arguments(arguments, device)),
-      original_(nullptr) {
+      original_(nullptr),
+      fft_plans_(device.index()) {
   check_supported(arguments_);
   struct Owned {  // until nothing can throw any more
     PyObject* list;
@@ -117,6 +118,7 @@ void RecordingPair::begin(int index, CUstream stream) {
 void RecordingPair::end() {
   if (!scope_) return;
   operators_ = operator_log_->take();
+  uses_fft_plans_ |= operators_.uses_fft_plans;
   scratch_ = workspaces_->stand_ins();
   operator_log_.reset();
   logs_[current_] = scope_->log();
@@ -277,8 +279,9 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   Graph graph(driver_, clone);
   retarget_nodes(driver_, linked.recording, clone);
   if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
-  return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
-                                         std::move(graph), std::move(linked), held_);
+  return std::make_shared<CapturedGraph>(
+      driver_, device_, arguments_, std::move(outputs), random_, std::move(graph),
+      std::move(linked), held_, uses_fft_plans_ ? std::optional(fft_plans_) : std::nullopt);
 }
 
 }  // namespace pygraph

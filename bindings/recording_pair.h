@@ -14,6 +14,7 @@
 #include "captured_graph.h"
 #include "declared_access.h"
 #include "donation.h"
+#include "fft_plans.h"
 
 namespace pygraph {
 
@@ -79,6 +80,8 @@ class RecordingPair {
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_;
   std::optional<OperatorLog> operator_log_;
+  const FftPlans fft_plans_;  // before the first recording
+  bool uses_fft_plans_ = false;
   RecordedOperators operators_;    // of the last recording
   std::vector<uint64_t> scratch_;  // alike
   std::array<AllocationLog, 2> logs_;

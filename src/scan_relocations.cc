@@ -32,6 +32,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -202,6 +203,13 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_a
   }
 }
 
+// A word that differs between the recordings and is no address.
+struct Noise {
+  uint32_t offset = 0;
+  uint64_t word_a = 0;
+  uint64_t word_b = 0;
+};
+
 // One scan: goes through the recordings' nodes, side by side.
 class Scan {
  public:
@@ -233,7 +241,7 @@ class Scan {
   void scan_node() {
     const size_t relocations_before = linked_.relocations.size();
     diverts_ = false;
-    differences_.clear();
+    noise_.clear();
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
     if (have_other_numbers(node_a(), node_b(), layout_)) {
@@ -293,7 +301,7 @@ class Scan {
       divert(offset);
     } else {
       ++linked_.noise_words;
-      differences_.push_back(word_b - word_a);
+      noise_.push_back({offset, word_a, word_b});
     }
   }
 
@@ -377,16 +385,20 @@ class Scan {
   }
 
   void judge_noise(size_t relocations_before) {
-    if (differences_.empty()) return;
+    if (noise_.empty()) return;
     std::vector<uint32_t> used;
     for (size_t i = relocations_before; i < linked_.relocations.size(); ++i) {
       const uint32_t symbol = linked_.relocations[i].symbol;
       if (std::ranges::find(used, symbol) == used.end()) used.push_back(symbol);
     }
-    for (const uint64_t difference : differences_) {
-      if (displacements_.explain(difference, used)) {
-        refuse("has a number among its parameters that is computed from addresses");
-      }
+    for (const auto& [offset, word_a, word_b] : noise_) {
+      if (!displacements_.explain(word_a, word_b, used)) continue;
+      std::array<char, 64> words{};
+      std::snprintf(words.data(), words.size(), " (byte %u: %#llx, %#llx)", offset,
+                    static_cast<unsigned long long>(word_a),
+                    static_cast<unsigned long long>(word_b));
+      refuse("has a number among its parameters that is computed from addresses" +
+             std::string(words.data()));
     }
   }
 
@@ -405,7 +417,7 @@ class Scan {
   uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;
-  std::vector<uint64_t> differences_;  // of noise
+  std::vector<Noise> noise_;
 };
 
 }  // namespace

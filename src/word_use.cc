@@ -7,6 +7,10 @@ namespace {
 
 constexpr uint64_t kWord = sizeof(uint64_t);
 
+// How far from an address a number may lie that was computed from it: more than all memory of a
+// GPU.
+constexpr uint64_t kFarthest = uint64_t{1} << 38;
+
 bool is_word(const Range& param) {
   return param.size == kWord && param.address % kWord == 0;
 }
@@ -50,17 +54,35 @@ bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& 
 }
 
 Displacements::Displacements(const std::vector<Symbol>& symbols) : symbols_(symbols) {
-  for (const Symbol& symbol : symbols) all_.insert(symbol.address_b - symbol.address_a);
-  all_.erase(0);  // random states have no address
+  for (const Symbol& symbol : symbols) {
+    const uint64_t displacement = symbol.address_b - symbol.address_a;
+    if (displacement == 0) continue;  // random states have no address
+    addresses_.emplace(displacement, symbol.address_a);
+  }
 }
 
-bool Displacements::explain(uint64_t difference, const std::vector<uint32_t>& used) const {
+// Whether `value`, which differs by `difference`, is an address of one symbol plus a constant.
+bool Displacements::is_one(uint64_t value, uint64_t difference) const {
+  const auto [first, last] = addresses_.equal_range(difference);
+  return std::any_of(first, last, [&](const auto& entry) {
+    return value - entry.second + kFarthest <= 2 * kFarthest;
+  });
+}
+
+bool Displacements::explain(uint64_t word_a, uint64_t word_b,
+                            const std::vector<uint32_t>& used) const {
   for (const uint64_t scale : {1, 2, 4, 8, 16}) {
-    for (const uint64_t sum : {difference * scale, -(difference * scale)}) {
-      if (all_.contains(sum)) return true;
+    for (const uint64_t factor : {scale, -scale}) {
+      const uint64_t value = factor * word_a;
+      const uint64_t difference = factor * (word_b - word_a);
+      if (is_one(value, difference)) return true;
       for (const uint32_t index : used) {
-        const uint64_t one = symbols_[index].address_b - symbols_[index].address_a;
-        if (all_.contains(sum - one) || all_.contains(sum + one)) return true;
+        const Symbol& other = symbols_[index];
+        const uint64_t displacement = other.address_b - other.address_a;
+        if (is_one(value + other.address_a, difference + displacement) ||
+            is_one(value - other.address_a, difference - displacement)) {
+          return true;
+        }
       }
     }
   }

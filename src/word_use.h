@@ -2,7 +2,7 @@
 #pragma once
 
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "pygraph/link.h"
@@ -25,17 +25,23 @@ bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& 
 
 // Recognises numbers that were computed from addresses. Each symbol's address differs between the
 // recordings by another number, its displacement; what was computed from addresses differs by what
-// can be computed from displacements.
+// can be computed from displacements, and lies where the same computation leads from the addresses
+// themselves. (Both must hold: displacements are so many that one alone explains, by chance, what
+// two pointers to memory of the host differ by.)
 class Displacements {
  public:
   explicit Displacements(const std::vector<Symbol>& symbols);
-  // Whether a word that differs by so much may be an address, or the sum or difference of an
-  // address of one of `used` and another one: in bytes or elements of up to 16, or negated.
-  bool explain(uint64_t difference, const std::vector<uint32_t>& used) const;
+  // Whether a word may be an address, or the sum or difference of an address of one of `used` and
+  // another one, plus a constant: in bytes or elements of up to 16, or negated. `word_a` and
+  // `word_b` are what the recordings hold.
+  bool explain(uint64_t word_a, uint64_t word_b, const std::vector<uint32_t>& used) const;
 
  private:
+  bool is_one(uint64_t value, uint64_t difference) const;
+
   const std::vector<Symbol>& symbols_;
-  std::unordered_set<uint64_t> all_;
+  std::unordered_multimap<uint64_t, uint64_t>
+      addresses_;  // in the first recording, by displacement
 };
 
 }  // namespace pygraph

@@ -89,6 +89,21 @@ TEST_F(ComputedWordsTest, PaddingStaysNoise) {
   EXPECT_EQ(in_struct([&](auto) { return garbage *= 1103515245; }), "1 noise, 0 unexplained");
 }
 
+// Pointers to the host's memory that differ, by chance, as addresses of the GPU do.
+TEST_F(ComputedWordsTest, LeftoversFarFromTheAddressesStayNoise) {
+  std::vector<uint64_t> before;
+  const uint64_t base = 0x5555'0000'1000;
+  for (const uint64_t scale : {1, 2, 4, 8, 16}) {
+    before.clear();
+    EXPECT_EQ(in_struct([&](auto in) {
+                const uint64_t distance = (in[2] - in[0]) / scale;
+                if (before.empty()) before.assign({distance});
+                return base + distance - before[0];
+              }),
+              "1 noise, 0 unexplained");
+  }
+}
+
 // A struct of 32-bit numbers need not begin where a word does: half of one is its, half is another
 // parameter's. What differs in the struct's half is its padding.
 TEST_F(ComputedWordsTest, HalfAWordOfAStructIsNoise) {

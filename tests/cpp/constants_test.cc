@@ -35,14 +35,10 @@ class ConstantsTest : public DeviceTest {
       return std::vector{result};
     };
   }
-  // Never freed: the driver's table has no function for it.
   void* pinned_memory() {
-    static void* const memory = [&] {
-      void* allocated = nullptr;
-      PYGRAPH_CHECK(driver, memory_allocate_host(&allocated, kBytes, 0));
-      return allocated;
-    }();
-    return memory;
+    static std::vector<void*> all;  // never freed: the driver's table has no function for it
+    PYGRAPH_CHECK(driver, memory_allocate_host(&all.emplace_back(), kBytes, 0));
+    return all.back();
   }
   void expect_refusal(const Computation& computation, const std::string& text) {
     const std::string reason = refusal(computation);

@@ -56,6 +56,7 @@ def test_a_users_own_graph_keeps_the_workspace_it_was_warmed_up_with() -> None:
     """On the stream of its capture, cuBLAS had a workspace before; the graph holds its address."""
     a, b = randn(64, 1 << 16), randn(1 << 16, 64)  # sums so long are split, by way of the workspace
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         expected = a @ b
     torch.cuda.synchronize()

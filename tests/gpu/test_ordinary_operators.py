@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
     "sort": (lambda a: list(torch.sort(a[0])), lambda: [randn(64, 5000)]),
     "sort, long": (lambda a: list(torch.sort(a[0])), lambda: [randn(1 << 20)]),
     "topk": (lambda a: list(torch.topk(a[0], 5)), lambda: [randn(64, 5000)]),
-    "cumsum": (lambda a: [torch.cumsum(a[0], 0)], lambda: [randn(1 << 20)]),
+    "cumsum": (lambda a: [torch.cumsum(a[0], 0)], lambda: [_integers(8, 1 << 20).float()]),
     "sum": (lambda a: [a[0].sum()], lambda: [randn(1 << 22)]),
     "index_put": (
         lambda a: [aten.index_put(a[0], [a[1]], a[2], True)],
@@ -124,6 +124,7 @@ CASES: dict[str, Case] = {
     "dropout": (lambda a: list(torch.native_dropout(a[0], 0.5, True)), lambda: [randn(1 << 16)]),
 }
 _DRAWING = {"attention with dropout", "dropout"}
+_USING_A_LIBRARYS_MEMORY = {"cudnn_batch_norm"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -155,4 +156,5 @@ def test_an_ordinary_operator_is_not_refused(name: str) -> None:
         torch.manual_seed(1)
         actual = recording.graph.replay(list(args), True)
     torch.testing.assert_close(list(actual), expected)
-    assert recording.graph.foreign_memory == [], "memory that is asked for before each replay"
+    if name not in _USING_A_LIBRARYS_MEMORY:
+        assert recording.graph.foreign_memory == [], "memory that is asked for before each replay"

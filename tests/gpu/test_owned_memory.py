@@ -229,26 +229,32 @@ def test_an_address_before_its_allocation() -> None:
     _expect_refusal("double_from_before")
 
 
+@pytest.mark.parametrize("plans", [4, 40, None])
 @pytest.mark.parametrize("length", [1024, 1000, 1009])
-def test_ffts_whose_plans_are_dropped(length: int) -> None:
+def test_ffts_whose_plans_are_dropped(length: int, plans: int | None) -> None:
+    """By others that need room in the cache, or because it is cleared."""
     cache = torch.backends.cuda.cufft_plan_cache
     before = cache.max_size
     model = compiled(lambda x: torch.fft.fft(x * 2).abs() + 1)
 
     def press() -> None:
-        cache.clear()
-        for other in range(3, 40):
+        if plans is None:
+            cache.clear()
+        for other in range(3, 60):
             torch.fft.fft(randn(8, 97 * other))
         _take_free_memory()
 
     try:
-        cache.max_size = 4
+        if plans is not None:
+            cache.max_size = plans
         with torch.no_grad():
             for call in range(3 * _CALLS):
                 if call % _CALLS == _CALLS - 1:
+                    assert len(captured()) == (plans != 4 and call < _CALLS)
                     press()
                 x = randn(16, length)
                 torch.testing.assert_close(model(x), torch.fft.fft(x * 2).abs() + 1)
+        assert captured() == [] and "cuFFT" in refusals()[0]
     finally:
         cache.max_size = before
 

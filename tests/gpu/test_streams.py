@@ -220,7 +220,7 @@ def test_record_stream_itself_works_as_ever(context: Callable[[], torch.no_grad]
         x = randn(1 << 20)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(_SECOND // 10)
+            torch.cuda._sleep(2 * _SECOND)
             y = x + 1
         x.record_stream(stream)
         expected = x.clone()

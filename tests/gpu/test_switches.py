@@ -38,7 +38,6 @@ def _deterministic() -> Iterator[None]:
 
 _SWITCHES: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "matmul.allow_tf32": lambda: _set(_cuda.matmul, "allow_tf32", True),
-    "cudnn.enabled": lambda: _set(_cudnn, "enabled", False),
     "cudnn.benchmark": lambda: _set(_cudnn, "benchmark", True),
     "cudnn.deterministic": lambda: _set(_cudnn, "deterministic", True),
     "cudnn.allow_tf32": lambda: _set(_cudnn, "allow_tf32", False),
@@ -75,6 +74,19 @@ def test_a_call_under_another_switch_is_what_it_is_uncaptured(name: str) -> None
                     torch.testing.assert_close(result, expected, atol=1e-1, rtol=1e-2)
                 else:
                     assert_same(result, expected)
+
+
+def test_cudnn_is_switched_off() -> None:
+    """Inductor's code asserts the strides that cuDNN gives: without cuDNN, the call raises."""
+    model = compiled(_program)
+    args = randn(512, 512), randn(512, 512).half(), randn(2, 64, 32, 32), randn(64, 64, 3, 3)
+    with torch.no_grad():
+        for _ in range(4):
+            expected = model(*args)
+        for call in (_uncaptured, lambda model, *args: model(*args)):
+            with _set(_cudnn, "enabled", False), pytest.raises(AssertionError, match="stride"):
+                call(model, *args)
+        assert_same(model(*args), expected)
 
 
 def test_tf32_of_convolutions_is_seen() -> None:
