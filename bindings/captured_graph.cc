@@ -361,6 +361,9 @@ void CapturedGraph::place_internal_memory(Launch& launch, const Replica& replica
 
 void CapturedGraph::bind_and_launch(Launch& launch) {
   const CUstream stream = launch.stream.handle;
+  // Before the driver is given kernels that may be gone.
+  std::shared_lock<std::shared_mutex> plans;
+  if (fft_plans_) plans = fft_plans_->check();
   const std::lock_guard lock(mutex_);
   size_t slot = 0;
   Replica& replica = replica_for(launch.stream, slot);
@@ -382,8 +385,6 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
     poison_outputs(launch);
     poison_internal_memory(launch, workspace, needed);
   }
-  std::shared_lock<std::shared_mutex> plans;
-  if (fft_plans_) plans = fft_plans_->check();
   executable.launch(stream);
   slots_.launched(slot, stream);
   ++replays;

@@ -16,9 +16,10 @@
 //
 // A constant that is an address must be somebody's who answers for it (constants.h).
 //
-// A differing word that is not explained is refused where it is used for certain: as a parameter of
-// its own, or as the address of a copy or fill. In a larger parameter it is judged by its value in
-// B, the graph that will run:
+// A differing word that is not explained is refused where it is used for certain: as the address of
+// a copy or fill, or as a parameter of its own, unless one of PyTorch's own operators launched the
+// kernel. (Those have functors of 8 bytes and less, part of which is padding.) Where it may be
+// padding it is judged by its value in B, the graph that will run:
 //
 //     no device memory        refused if it is computed from addresses (word_use.h). Else noise:
 //                             padding that nobody initialised; left alone
@@ -47,6 +48,9 @@ namespace pygraph {
 namespace {
 
 constexpr uint64_t kRandomStateSize = 16;
+
+constexpr const char* kDiffers =
+    "has a parameter that differs between the recordings, and is no address";
 
 uint64_t read_word(const Node& node, uint32_t offset) {
   uint64_t word = 0;
@@ -203,13 +207,6 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_a
   }
 }
 
-// A word that differs between the recordings and is no address.
-struct Noise {
-  uint32_t offset = 0;
-  uint64_t word_a = 0;
-  uint64_t word_b = 0;
-};
-
 // One scan: goes through the recordings' nodes, side by side.
 class Scan {
  public:
@@ -244,9 +241,8 @@ class Scan {
     noise_.clear();
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
-    if (have_other_numbers(node_a(), node_b(), layout_)) {
-      refuse("has a parameter that differs between the recordings, and is no address");
-    }
+    may_hold_garbage_ = node_b().kind == NodeKind::kKernel && launched_by_pytorch();
+    for (const Range& param : other_differences(node_a(), node_b(), layout_)) add_number(param);
     if (node_b().kind == NodeKind::kMemcpy) scan_copy();
     for (const uint32_t offset : node_a().address_offsets()) {
       if (!is_unused_end(offset)) scan_word(offset);
@@ -260,6 +256,33 @@ class Scan {
     if (is_relocated && !is_updatable(node_b())) {
       refuse("is a copy or fill of more than one row, which cannot be updated");
     }
+  }
+
+  // PyTorch's own operators give kernels no counters and no numbers of their own that differ from
+  // launch to launch: what differs is an address, computed from addresses, or padding. Elsewhere it
+  // may be meant.
+  bool launched_by_pytorch() const {
+    const Operator* op = b_.operator_of(node_b());
+    return op != nullptr && !op->is_foreign;
+  }
+
+  // A parameter that differs and holds no whole word.
+  void add_number(const Range& param) {
+    if (!may_hold_garbage_) refuse(kDiffers);
+    Number number{.offset = static_cast<uint32_t>(param.address), .bits = 32};
+    const auto read = [&](const Node& node) {
+      uint32_t value = 0;
+      std::memcpy(&value, node.image.data() + param.address, sizeof value);
+      return value;
+    };
+    number.value_a = read(node_a());
+    number.value_b = read(node_b());
+    noise_.push_back(number);
+  }
+
+  bool is_device_address(uint64_t word) const {
+    return a_.address_space.contains(word) || b_.address_space.contains(word) ||
+           is_device_memory(driver_, word);
   }
 
   // Of a copy: its source and destination on the host, which match_recordings() has found equal.
@@ -293,15 +316,17 @@ class Scan {
       scan_equal_word(offset, word_b, use);
     } else if (const auto found = explain(word_a, word_b, use)) {
       linked_.relocations.push_back({index_, offset, found->symbol, found->addend});
-    } else if (use == WordUse::kUsed) {
-      refuse("has a parameter that differs between the recordings, and is no address");
+    } else if (use == WordUse::kUsed && !may_hold_garbage_) {
+      refuse(kDiffers);
+    } else if (use == WordUse::kUsed && is_device_address(word_b)) {
+      refuse("has an address among its parameters that belongs to no known memory");
     } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
       ++linked_.unexplained_words;
     } else if (is_device_memory(driver_, word_b)) {
       divert(offset);
     } else {
       ++linked_.noise_words;
-      noise_.push_back({offset, word_a, word_b});
+      noise_.push_back({offset, 64, word_a, word_b});
     }
   }
 
@@ -391,12 +416,12 @@ class Scan {
       const uint32_t symbol = linked_.relocations[i].symbol;
       if (std::ranges::find(used, symbol) == used.end()) used.push_back(symbol);
     }
-    for (const auto& [offset, word_a, word_b] : noise_) {
-      if (!displacements_.explain(word_a, word_b, used)) continue;
+    for (const Number& number : noise_) {
+      if (!displacements_.explain(number, used)) continue;
       std::array<char, 64> words{};
-      std::snprintf(words.data(), words.size(), " (byte %u: %#llx, %#llx)", offset,
-                    static_cast<unsigned long long>(word_a),
-                    static_cast<unsigned long long>(word_b));
+      std::snprintf(words.data(), words.size(), " (byte %u: %#llx, %#llx)", number.offset,
+                    static_cast<unsigned long long>(number.value_a),
+                    static_cast<unsigned long long>(number.value_b));
       refuse("has a number among its parameters that is computed from addresses" +
              std::string(words.data()));
     }
@@ -417,7 +442,8 @@ class Scan {
   uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;
-  std::vector<Noise> noise_;
+  bool may_hold_garbage_ = false;  // in its short parameters
+  std::vector<Number> noise_;
 };
 
 }  // namespace

@@ -11,6 +11,10 @@ constexpr uint64_t kWord = sizeof(uint64_t);
 // GPU.
 constexpr uint64_t kFarthest = uint64_t{1} << 38;
 
+// The same for the sum or difference of addresses in two allocations. The host's memory begins low,
+// so that a pointer to it may look like a large difference.
+constexpr uint64_t kBesideAddresses = uint64_t{64} << 10;
+
 bool is_word(const Range& param) {
   return param.size == kWord && param.address % kWord == 0;
 }
@@ -44,45 +48,56 @@ WordUse use_of_word(const Node& node, const std::vector<Range>& layout, uint32_t
   return WordUse::kNumber;
 }
 
-bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& layout) {
-  return std::ranges::any_of(layout, [&](const Range& param) {
-    if (param.size > kWord || is_word(param)) return false;
+std::vector<Range> other_differences(const Node& a, const Node& b,
+                                     const std::vector<Range>& layout) {
+  std::vector<Range> found;
+  for (const Range& param : layout) {
+    if (param.size > kWord || param.size < sizeof(uint32_t) || is_word(param)) continue;
     const auto begin = a.image.begin() + static_cast<ptrdiff_t>(param.address);
-    return !std::equal(begin, begin + static_cast<ptrdiff_t>(param.size),
-                       b.image.begin() + static_cast<ptrdiff_t>(param.address));
-  });
+    if (!std::equal(begin, begin + static_cast<ptrdiff_t>(param.size),
+                    b.image.begin() + static_cast<ptrdiff_t>(param.address))) {
+      found.push_back(param);
+    }
+  }
+  return found;
 }
 
 Displacements::Displacements(const std::vector<Symbol>& symbols) : symbols_(symbols) {
-  for (const Symbol& symbol : symbols) {
-    const uint64_t displacement = symbol.address_b - symbol.address_a;
+  for (uint32_t i = 0; i < symbols.size(); ++i) {
+    const uint64_t displacement = symbols[i].address_b - symbols[i].address_a;
     if (displacement == 0) continue;  // random states have no address
-    addresses_.emplace(displacement, symbol.address_a);
+    by_displacement_.emplace(displacement, i);
+    by_lower_half_.emplace(static_cast<uint32_t>(displacement), i);
   }
 }
 
-// Whether `value`, which differs by `difference`, is an address of one symbol plus a constant.
-bool Displacements::is_one(uint64_t value, uint64_t difference) const {
-  const auto [first, last] = addresses_.equal_range(difference);
-  return std::any_of(first, last, [&](const auto& entry) {
-    return value - entry.second + kFarthest <= 2 * kFarthest;
-  });
+bool Displacements::is_computed(const Number& number, uint64_t factor, const Symbol* other) const {
+  const bool is_half = number.bits == 32;
+  const auto known = [&](uint64_t difference, uint64_t value, uint64_t reach) {
+    const auto [first, last] = is_half
+                                   ? by_lower_half_.equal_range(static_cast<uint32_t>(difference))
+                                   : by_displacement_.equal_range(difference);
+    return std::any_of(first, last, [&](const auto& entry) {
+      const Symbol& symbol = symbols_[entry.second];
+      const uint64_t farthest = other == nullptr ? reach : reach + symbol.size;
+      return is_half || value - symbol.address_a + farthest <= 2 * farthest;
+    });
+  };
+  const uint64_t value = factor * number.value_a;
+  const uint64_t difference = factor * (number.value_b - number.value_a);
+  if (other == nullptr) return known(difference, value, kFarthest);
+  const uint64_t displacement = other->address_b - other->address_a;
+  const uint64_t reach = other->size + kBesideAddresses;
+  return known(difference + displacement, value + other->address_a, reach) ||
+         known(difference - displacement, value - other->address_a, reach);
 }
 
-bool Displacements::explain(uint64_t word_a, uint64_t word_b,
-                            const std::vector<uint32_t>& used) const {
+bool Displacements::explain(const Number& number, const std::vector<uint32_t>& used) const {
   for (const uint64_t scale : {1, 2, 4, 8, 16}) {
     for (const uint64_t factor : {scale, -scale}) {
-      const uint64_t value = factor * word_a;
-      const uint64_t difference = factor * (word_b - word_a);
-      if (is_one(value, difference)) return true;
+      if (is_computed(number, factor, nullptr)) return true;
       for (const uint32_t index : used) {
-        const Symbol& other = symbols_[index];
-        const uint64_t displacement = other.address_b - other.address_a;
-        if (is_one(value + other.address_a, difference + displacement) ||
-            is_one(value - other.address_a, difference - displacement)) {
-          return true;
-        }
+        if (is_computed(number, factor, &symbols_[index])) return true;
       }
     }
   }

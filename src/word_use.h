@@ -1,7 +1,6 @@
 // What a kernel does with the words of its parameters, as far as their layout tells.
 #pragma once
 
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -20,8 +19,18 @@ std::vector<Range> parameter_layout(const Driver& driver, const Node& node);
 
 WordUse use_of_word(const Node& node, const std::vector<Range>& layout, uint32_t offset);
 
-// Whether a parameter of 8 bytes or less that is no word by itself differs.
-bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& layout);
+// Parameters of 4 to 8 bytes that are no word by themselves and differ. (Shorter ones are flags, or
+// empty structs, which are launched with whatever the stack held.)
+std::vector<Range> other_differences(const Node& a, const Node& b,
+                                     const std::vector<Range>& layout);
+
+// A number among a kernel's parameters that differs between the recordings.
+struct Number {
+  uint32_t offset = 0;
+  uint32_t bits = 64;  // 32: the upper half is not known, and 0
+  uint64_t value_a = 0;
+  uint64_t value_b = 0;
+};
 
 // Recognises numbers that were computed from addresses. Each symbol's address differs between the
 // recordings by another number, its displacement; what was computed from addresses differs by what
@@ -31,17 +40,17 @@ bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& 
 class Displacements {
  public:
   explicit Displacements(const std::vector<Symbol>& symbols);
-  // Whether a word may be an address, or the sum or difference of an address of one of `used` and
-  // another one, plus a constant: in bytes or elements of up to 16, or negated. `word_a` and
-  // `word_b` are what the recordings hold.
-  bool explain(uint64_t word_a, uint64_t word_b, const std::vector<uint32_t>& used) const;
+  // Whether a number may be an address, plus any constant; or the difference or sum of an address
+  // in one of `used` and one in another symbol: in bytes or elements of up to 16, or negated.
+  bool explain(const Number& number, const std::vector<uint32_t>& used) const;
 
  private:
-  bool is_one(uint64_t value, uint64_t difference) const;
+  // Whether factor * number is an address plus `other`, or minus it.
+  bool is_computed(const Number& number, uint64_t factor, const Symbol* other) const;
 
   const std::vector<Symbol>& symbols_;
-  std::unordered_multimap<uint64_t, uint64_t>
-      addresses_;  // in the first recording, by displacement
+  std::unordered_multimap<uint64_t, uint32_t> by_displacement_;
+  std::unordered_multimap<uint64_t, uint32_t> by_lower_half_;  // of the displacement
 };
 
 }  // namespace pygraph
