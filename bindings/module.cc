@@ -73,9 +73,9 @@ std::vector<Range> ranges_of(const std::vector<std::pair<uint64_t, uint64_t>>& p
   return ranges;
 }
 
-// Gives back what a pool of PyTorch's allocator holds. False if PyTorch refuses. Keeps Python's
-// lock: the caller acts on the answer before another thread can begin a capture.
-bool can_free_pool(uint64_t first, uint64_t second) {
+// Gives the memory of a released pool of PyTorch's allocator back. False: not while any thread
+// captures or allocates from a pool.
+bool free_pool(uint64_t first, uint64_t second) {
   try {
     c10::getDeviceAllocator(c10::kCUDA)->emptyCache({first, second});
     return true;
@@ -332,7 +332,7 @@ PYBIND11_MODULE(_engine, m) {
   m.def("has_transform_wrapper",
         [](const py::tuple& arguments) { return has_transform_wrapper(arguments.ptr()); });
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
-  m.def("can_free_pool", &can_free_pool);
+  m.def("free_pool", &free_pool);
   m.add_object("as_tensor", steal(make_as_tensor()));
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));

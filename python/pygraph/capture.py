@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph import gpu_memory, learned_cuts, memory_pools, recorder, runtime, verify
+from pygraph import gpu_memory, learned_cuts, recorder, runtime, verify
 from pygraph.entry import PartitionInfo, Pending
 from pygraph.options import Options
 
@@ -148,6 +148,5 @@ def _record(
             failed.operator = learned_cuts.operator_in(error)
     # The error, which held what the recording had, is gone.
     recorder.check_abandoned()
-    memory_pools.free(info.device)
     gpu_memory.give_back_all()
     return failed

@@ -1,29 +1,51 @@
-"""When PyTorch's memory pools can be freed.
+"""The memory pools of recordings, and when their memory goes back.
 
-A pool's destructor gives the pool's memory back to the device, which PyTorch 2.11 refuses while any
-thread allocates from a pool or captures, and an exception in a destructor ends the process. So pools
-wait here until nobody does.
+Each recording has a pool of its own, whose memory is addresses without contents. PyTorch 2.11 gives a
+pool's memory back only while no thread allocates from a pool or captures; in the pool's destructor it
+tries at once, and an exception there ends the process. So pools are never destroyed (some 100 bytes
+each), and what their destructor does is done here, as soon as PyTorch allows it.
+
+Not thread-safe: only the thread that records uses it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from pygraph import runtime
 
-to_be_freed: list[torch.cuda.MemPool] = []
+_pools: list[torch.cuda.MemPool] = []  # all that were made
+_devices: dict[tuple[int, int], int] = {}  # of pools that are not released
+_waiting: list[tuple[int, int]] = []  # the released ones that still have memory, by their numbers
 
 
-def free(device: int) -> None:
-    """Frees the pools that nobody else holds, if no thread uses a pool of the device just now."""
-    if to_be_freed and _none_in_use(device):
-        to_be_freed.clear()
+def make() -> torch.cuda.MemPool:
+    """A pool for one recording, on the current device."""
+    pool = torch.cuda.MemPool(_allocator())
+    _pools.append(pool)
+    _devices[pool.id] = torch.cuda.current_device()
+    return pool
 
 
-def _none_in_use(device: int) -> bool:
-    """Asks PyTorch to give an empty pool's memory back, which it refuses or not, in the same way."""
-    probe = torch.cuda.graph_pool_handle()
-    torch._C._cuda_beginAllocateCurrentThreadToPool(device, probe)
-    torch._C._cuda_endAllocateToPool(device, probe)
-    torch._C._cuda_releasePool(device, probe)
-    return bool(runtime.engine().can_free_pool(*probe))
+def release(pool: torch.cuda.MemPool) -> None:
+    """Nobody allocates from the pool any more, or holds memory of it."""
+    torch._C._cuda_releasePool(_devices.pop(pool.id), pool.id)
+    _waiting.append(pool.id)
+
+
+def free() -> None:
+    """Gives the memory of released pools back, if no thread uses a pool just now."""
+    while _waiting and runtime.engine().free_pool(*_waiting[-1]):
+        _waiting.pop()
+
+
+def _allocator() -> Any:
+    """The one in bindings/allocation_log.h. PyTorch's wrapper notes allocations by address, and another
+    recording may have the same addresses before this one's are given back: each has its own."""
+    library = runtime.engine().__file__
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library, "pygraph_record_allocate", "pygraph_record_free"
+    )
+    return allocator.allocator()  # type: ignore[no-untyped-call]

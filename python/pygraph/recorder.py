@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import logging
 import warnings
@@ -80,7 +79,6 @@ def record(
         for index in range(2):
             with gpu_memory.unlimited():  # stand-ins count, and take none
                 count = _capture(function, pair, index, device, sources, generators)
-            memory_pools.free(device)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)
         pair.surround(owned_memory.held_tensors(function), owned_memory.cached_memory)
@@ -132,8 +130,7 @@ def _capture(
     """Makes one of the recordings; returns the number of outputs."""
     stand_ins = pair.stand_ins(index)
     stream = side_stream(device)
-    pool = torch.cuda.MemPool(_allocator())
-    memory_pools.to_be_freed.append(pool)
+    pool = memory_pools.make()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     returned: Sequence[Any] | None = None
     with torch.cuda.stream(stream), _quiet_libraries():
@@ -176,15 +173,16 @@ def _capture(
 
 
 def _keep_held(pair: Any, index: int, pool: torch.cuda.MemPool) -> str:
-    """Makes what somebody still holds of a recording's memory valid for good; says who allocated it."""
+    """Ends the use of a recording's pool. What somebody still holds of its memory becomes valid for
+    good; says who allocated that."""
     pieces = owned_memory.still_held(pool)
-    if not pieces:
-        return ""
-    _kept_pools.append(pool)
-    return pair.keep(index, pieces)  # type: ignore[no-any-return]
+    if pieces:
+        return pair.keep(index, pieces)  # type: ignore[no-any-return]
+    memory_pools.release(pool)
+    memory_pools.free()
+    return ""
 
 
-_kept_pools: list[torch.cuda.MemPool] = []
 _abandoned: list[tuple[Any, int, torch.cuda.MemPool]] = []  # recordings that raised
 
 
@@ -244,13 +242,3 @@ def _abandon_capture(
             empty.reset()
     else:
         graph.reset()
-
-
-@functools.cache
-def _allocator() -> Any:
-    """Of bindings/allocation_log.h."""
-    library = runtime.engine().__file__
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(
-        library, "pygraph_record_allocate", "pygraph_record_free"
-    )
-    return allocator.allocator()  # type: ignore[no-untyped-call]
