@@ -165,6 +165,7 @@ def _compile_with_graphs(
             enabled=frozenset(config.own.transforms),
             user_pass=user_pass,
             watch=functools.partial(observation.note_graph, kind) if observation else None,
+            outermost=gm,
         )
         noted = len(observation.graphs) if observation else 0
         with scope(), inductor_config.patch(post_grad_custom_post_pass=graph_pass):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -64,8 +67,26 @@ def cached_memory() -> list[Piece]:
 
 def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     """Of one pool of PyTorch's allocator, or of all: (0, 0)."""
+    for number in pool:
+        for _ in range(_references_taken()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     found = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]
     return found  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _references_taken() -> int:
+    """How many references a snapshot takes from each number of a pool. It should be none. PyTorch 2.11
+    takes one (``THCPModule_memorySnapshot`` owns what ``PyTuple_GetItem`` lends), so that the numbers
+    are freed while the pool still has them."""
+    kept = [int("1000000007"), int("1000000009")]  # no constants of the code
+    before = [sys.getrefcount(number) for number in kept]
+    for number in kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    with contextlib.suppress(RuntimeError):  # there is no such pool
+        torch._C._cuda_memorySnapshot((kept[0], kept[1], False))
+    after = [sys.getrefcount(number) for number in kept]
+    return max(0, *(b + 1 - a for a, b in zip(after, before, strict=True)))
 
 
 def still_held(pool: torch.cuda.MemPool) -> list[Piece]:

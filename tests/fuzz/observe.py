@@ -81,11 +81,9 @@ def differences(
     for a, b in pairs:
         if a.error or b.error:
             if a.error != b.error:
-                found.append(
-                    Difference(
-                        a.number, "error", f"raised {b.error or 'nothing'}, not {a.error or 'anything'}"
-                    )
-                )
+                text = f"raised {b.error or 'nothing'}, not {a.error or 'anything'}"
+                text += f": {b.error_text or a.error_text}"
+                found.append(Difference(a.number, "error", text))
             continue
         if a.layouts != b.layouts:
             changed = [

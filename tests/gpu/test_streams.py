@@ -106,7 +106,7 @@ def test_a_stream_does_not_wait_for_what_is_queued_on_another(calls: int) -> Non
     assert torch.equal(result, model(x))
 
 
-@pytest.mark.parametrize("count", [2, 8, 20])
+@pytest.mark.parametrize("count", [2, 7, 20])
 def test_streams_replay_the_same_graph_at_a_time(count: int) -> None:
     model = _warm()
     streams = [torch.cuda.Stream() for _ in range(count)]
@@ -123,8 +123,8 @@ def test_streams_replay_the_same_graph_at_a_time(count: int) -> None:
         torch.testing.assert_close(result, reference, atol=1e-2, rtol=1e-2)
     row = captured()[0]
     assert row.replays + row.calls_elsewhere >= 200
-    if count <= 8:
-        assert row.calls_elsewhere <= count
+    if count < 8:  # with the one that it was warmed up on
+        assert row.calls_elsewhere == 0
 
 
 def test_random_numbers_on_two_streams() -> None:

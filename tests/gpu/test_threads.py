@@ -156,7 +156,8 @@ def test_sixteen_threads_share_a_model_and_record_its_shapes() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len(captured()) == len(sizes) and refusals() == []
+    # Dynamo may have compiled it for more than one number of threads.
+    assert len(captured()) >= len(sizes) and refusals() == []
 
 
 def test_calls_within_a_pool_of_the_programs() -> None:

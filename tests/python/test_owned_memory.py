@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -73,3 +75,13 @@ def test_blocks_that_are_in_use_are_found_in_their_segments(monkeypatch: Any) ->
     assert owned_memory.still_held(pool) == [(4096, 512), (4096 + 1536, 2048)]
     state[0, 7] = [("inactive", 3584)]
     assert owned_memory.still_held(pool) == []
+
+
+def test_asking_for_a_pools_memory_leaves_its_numbers_alone() -> None:
+    """PyTorch 2.11 takes a reference to each at every call, which frees them in the end."""
+    pool = (int("123456789012"), int("123456789013"))
+    before = [sys.getrefcount(number) for number in pool]
+    for _ in range(10):
+        with contextlib.suppress(RuntimeError):  # without a GPU
+            owned_memory._segments(pool)
+    assert [sys.getrefcount(number) for number in pool] == before

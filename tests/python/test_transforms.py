@@ -282,6 +282,21 @@ def _transformed(function: Callable[..., Any], x: torch.Tensor, *on_cpu: torch.T
     return gm
 
 
+def test_a_branch_gets_no_constants() -> None:
+    """Inductor gives constants of graphs inside another one no value."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.linspace(0, 1, 8).exp().to(x.device)
+
+    mode = FakeTensorMode()
+    for is_outermost in (True, False):
+        with mode, torch.no_grad():
+            gm = make_fx(function)(mode.from_tensor(X).to("cuda"))
+        outermost = gm if is_outermost else torch.fx.symbolic_trace(torch.nn.Identity())
+        GraphPass(frozenset(TRANSFORMS), outermost=outermost).transform(gm.graph)
+        assert bool(list(gm.graph.find_nodes(op="get_attr"))) == is_outermost
+
+
 @pytest.mark.parametrize(
     ("number", "dtype", "rounded"),
     [

@@ -15,7 +15,7 @@ from pygraph.transforms.rewrite import Applied, drop_unused, gpu_of
 
 log = logging.getLogger("pygraph")
 
-_VERSION = 2  # in the key of Inductor's cache
+_VERSION = 3  # in the key of Inductor's cache
 
 
 class GraphPass(CustomGraphPass):  # type: ignore[misc]
@@ -24,6 +24,8 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
     enabled: names out of :data:`pygraph.transforms.names.TRANSFORMS`.
     user_pass: a pass of the user's, which runs first.
     watch: called with the transformed graph.
+    outermost: the module whose graph is in no other one (a branch of a conditional is). Inductor gives
+    only that one's constants a value. None: each graph is such a one.
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         enabled: frozenset[str],
         user_pass: Any = None,
         watch: Callable[[fx.Graph, list[Applied]], None] | None = None,
+        outermost: fx.GraphModule | None = None,
     ) -> None:
         self.enabled = enabled
         self._user_pass = user_pass
         self._watch = watch
+        self._outermost = outermost
 
     def __call__(self, graph: fx.Graph) -> None:
         if self._user_pass is not None:
@@ -57,7 +61,8 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         if gpu is None:
             return []
         applied: list[Applied] = []
-        placement = Placement(graph, gpu, self.enabled)
+        may_hold = self._outermost is None or graph.owning_module is self._outermost
+        placement = Placement(graph, gpu, self.enabled, may_hold)
         placement.run()
         applied += placement.applied
         drop_unused(graph)

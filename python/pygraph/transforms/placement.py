@@ -61,13 +61,23 @@ _LARGEST_FOLDED = 1 << 24
 
 
 class Placement:
-    """Makes GPU versions in one graph; each value has at most one."""
+    """Makes GPU versions in one graph; each value has at most one.
 
-    def __init__(self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str]) -> None:
+    may_hold_constants: whether the graph's module can get tensors as attributes.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        gpu: torch.device,
+        enabled: frozenset[str],
+        may_hold_constants: bool = True,
+    ) -> None:
         self.applied: list[Applied] = []
         self._graph = graph
         self._gpu = gpu
         self._enabled = enabled
+        self._may_hold_constants = may_hold_constants
         self._memory = Memory(graph)
         self._versions: dict[fx.Node, fx.Node] = {}
         self._early = self._nodes_before_the_gpu()
@@ -195,6 +205,8 @@ class Placement:
         owner = self._graph.owning_module
         result = fold(value) if bytes_of(value) <= _LARGEST_FOLDED else None
         if result is None or owner is None:
+            return None
+        if result.numel() != 1 and not self._may_hold_constants:
             return None
         with self._graph.inserting_after(value):
             if result.numel() == 1:  # compiled into the kernels that use it
