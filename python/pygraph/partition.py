@@ -78,8 +78,7 @@ class Partition:
         self._thread = threading.local()  # `is_known`: it has run the function
         self._unpacked: dict[Lengths, Partition] = {}  # for calls with tuples
         self._effects = SideEffects()  # of the function, as seen in its first calls
-        uncaptured = self.uncaptured if info.on_host else function
-        self.callable = runtime.engine().graphed_callable(uncaptured, self._miss, info.device)
+        self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
         # The callable keeps this object alive through the bound method; else only a report does.
         runtime.partitions.add(self)
         if compilation is not None:
@@ -107,7 +106,11 @@ class Partition:
         if self.info.on_host and not torch.cuda.is_current_stream_capturing():
             for i in self.info.on_host:
                 args[i] = args[i].cpu()
-        outputs = self._function(args)
+        if self._effects.draws or self._watched < _WATCHED:
+            with runtime.drawing():
+                outputs = self._function(args)
+        else:
+            outputs = self._function(args)
         self._thread.is_known = True
         return outputs
 

@@ -77,7 +77,9 @@ def record(
         donated = list(given_away)
         count = 0
         for index in range(2):
-            with gpu_memory.unlimited():  # stand-ins count, and take none
+            drawing = runtime.drawing() if draws else contextlib.nullcontext()
+            # Stand-ins count as memory, and take none.
+            with drawing, gpu_memory.unlimited():
                 count = _capture(function, pair, index, device, sources, generators)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)

@@ -22,6 +22,11 @@ partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
 record_lock = threading.Lock()
 
+# Held while a function that draws from a default generator is captured, and while one runs uncaptured:
+# PyTorch lets no other thread draw from the generator during the capture.
+_drawing_lock = threading.RLock()
+_LONGEST_DRAWING = 5.0  # seconds that are waited for another thread, which may wait for this one
+
 _SUPPORTED_TORCH = "2.11"
 
 
@@ -82,6 +87,18 @@ def harmless(doing: str) -> Iterator[None]:
         yield
     except Exception as error:
         note(logging.WARNING, "%s failed: %s: %s", doing, type(error).__name__, error)
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """For a capture of a function that draws random numbers, and for its uncaptured runs: only one of
+    all such contexts is entered at a time."""
+    is_alone = _drawing_lock.acquire(timeout=_LONGEST_DRAWING)
+    try:
+        yield
+    finally:
+        if is_alone:
+            _drawing_lock.release()
 
 
 @contextlib.contextmanager

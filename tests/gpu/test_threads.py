@@ -86,6 +86,35 @@ def test_a_recording_in_a_thread_without_handles(kind: str) -> None:
         assert len(captured()) == 1 and refusals() == []
 
 
+def test_programs_that_draw_are_recorded_beside_each_other() -> None:
+    """PyTorch lets nobody draw from the default generator while another thread captures a draw."""
+    models = [
+        compiled(lambda x, p=p: torch.nn.functional.dropout(x.exp(), p) * 2, dynamic=False)
+        for p in (0.1, 0.2, 0.3, 0.4)
+    ]
+    sizes = range(16, 16 * 7, 16)
+    for size in sizes:  # Dynamo compiles in one thread
+        for model in models:
+            _in_thread(lambda model=model, size=size: model(randn(size, 64)))
+    errors: list[BaseException] = []
+
+    def work(model: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(6):
+                    for size in sizes:
+                        model(torch.ones(size, 64, device="cuda"))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and len(captured()) >= len(models)
+
+
 def _attend(x: torch.Tensor) -> torch.Tensor:
     q = x.half().view(1, 4, 64, 64)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):

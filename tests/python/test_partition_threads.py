@@ -233,3 +233,24 @@ class _Watch:
 
     def draws(self) -> bool:
         return True
+
+
+def test_a_function_that_may_draw_waits_for_a_recording_that_draws(partition: Partition) -> None:
+    """PyTorch would raise: "Offset increment outside graph capture"."""
+    done = threading.Event()
+
+    def call() -> None:
+        partition.uncaptured([torch.zeros(1)])
+        done.set()
+
+    thread = threading.Thread(target=call)
+    with runtime.drawing():
+        thread.start()
+        assert not done.wait(0.2)
+    thread.join(10)
+    assert done.is_set()
+
+
+def test_a_recording_may_draw_inside_another_context() -> None:
+    with runtime.drawing(), runtime.drawing():
+        pass
