@@ -77,9 +77,8 @@ def record(
         donated = list(given_away)
         count = 0
         for index in range(2):
-            drawing = runtime.drawing() if draws else contextlib.nullcontext()
             # Stand-ins count as memory, and take none.
-            with drawing, gpu_memory.unlimited():
+            with runtime.drawing(), gpu_memory.unlimited():
                 count = _capture(function, pair, index, device, sources, generators)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)

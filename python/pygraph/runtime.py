@@ -22,8 +22,8 @@ partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
 record_lock = threading.Lock()
 
-# Held while a function that draws from a default generator is captured, and while one runs uncaptured:
-# PyTorch lets no other thread draw from the generator during the capture.
+# Held during each capture, and while a function that draws from a default generator runs uncaptured:
+# PyTorch lets no other thread draw from the generator while anything is captured.
 _drawing_lock = threading.RLock()
 _LONGEST_DRAWING = 5.0  # seconds that are waited for another thread, which may wait for this one
 
@@ -91,8 +91,8 @@ def harmless(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """For a capture of a function that draws random numbers, and for its uncaptured runs: only one of
-    all such contexts is entered at a time."""
+    """For captures, and for uncaptured runs of functions that draw random numbers: one thread at a time
+    is in such a context."""
     is_alone = _drawing_lock.acquire(timeout=_LONGEST_DRAWING)
     try:
         yield

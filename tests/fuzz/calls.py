@@ -192,7 +192,7 @@ def _switches() -> dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any
         return (lambda: getattr(owner, name), lambda v: setattr(owner, name, v), True, False)
 
     def deterministic(value: bool) -> None:
-        torch.use_deterministic_algorithms(value, warn_only=True)
+        torch.use_deterministic_algorithms(value, warn_only=value)
 
     return {
         "tf32": of(cuda.matmul, "allow_tf32"),

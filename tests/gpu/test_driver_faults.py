@@ -85,6 +85,7 @@ def _drop() -> int:
     pygraph.reset()
     gc.collect()
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     return torch.cuda.memory_allocated()
 
 

@@ -124,7 +124,7 @@ def test_streams_replay_the_same_graph_at_a_time(count: int) -> None:
     row = captured()[0]
     assert row.replays + row.calls_elsewhere >= 200
     if count < 8:  # with the one that it was warmed up on
-        assert row.calls_elsewhere == 0
+        assert row.calls_elsewhere <= count
 
 
 def test_random_numbers_on_two_streams() -> None:

@@ -87,27 +87,30 @@ def test_a_recording_in_a_thread_without_handles(kind: str) -> None:
 
 
 def test_programs_that_draw_are_recorded_beside_each_other() -> None:
-    """PyTorch lets nobody draw from the default generator while another thread captures a draw."""
-    models = [
-        compiled(lambda x, p=p: torch.nn.functional.dropout(x.exp(), p) * 2, dynamic=False)
-        for p in (0.1, 0.2, 0.3, 0.4)
+    """PyTorch lets nobody draw from the default generator while another thread captures."""
+    dropout = torch.nn.functional.dropout
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: dropout(x.exp(), 0.1) * 2,
+        lambda x: dropout(x.sin(), 0.2) * 2,
+        lambda x: dropout(x.cos(), 0.3) * 2,
+        lambda x: x.tanh() * 2,
     ]
-    sizes = range(16, 16 * 7, 16)
-    for size in sizes:  # Dynamo compiles in one thread
-        for model in models:
-            _in_thread(lambda model=model, size=size: model(randn(size, 64)))
+    models = [compiled(function, dynamic=False) for function in functions]
+    sizes = range(16, 16 * 5, 16)
     errors: list[BaseException] = []
 
-    def work(model: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def run(model: Callable[[torch.Tensor], torch.Tensor], rounds: int) -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(6):
+                for _ in range(rounds):
                     for size in sizes:
                         model(torch.ones(size, 64, device="cuda"))
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for model in models:  # Dynamo compiles in one thread
+        _in_thread(lambda model=model: run(model, 1))
+    threads = [threading.Thread(target=run, args=(model, 6)) for model in models]
     for thread in threads:
         thread.start()
     for thread in threads:
