@@ -69,7 +69,7 @@ class Difference:
     distance: float = float("nan")
 
 
-# While one thread compiles, PyTorch 2.11 refuses calls of compiled programs in others, with any backend.
+# While one thread compiles, PyTorch 2.11 refuses calls in others, with any backend.
 _TRACED_ELSEWHERE = "using FX to symbolically trace"
 
 
