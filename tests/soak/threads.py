@@ -70,7 +70,9 @@ class Soak:
         self, threads: list[threading.Thread], seconds: float, replays: int, faults: Any
     ) -> None:
         """While the threads call: measures, and lets the driver fail."""
+        start = time.monotonic()
         self._pause.wait(_COMPILING_SECONDS)
+        print(f"{self.backend}: compiled in {time.monotonic() - start:.0f} s", flush=True)
         end = time.monotonic() + seconds
         while sum(self._calls) < _FIRST_CALLS and time.monotonic() < end:
             time.sleep(0.05)
@@ -93,6 +95,7 @@ class Soak:
                     _reset()
         if names:
             faults.clear()
+        print(f"{self.backend}: {sum(self._calls)} calls, {self._replays()} replays", flush=True)
         self.last = self._measure()
 
     _replays_before_resets = 0
