@@ -242,7 +242,7 @@ class Scan {
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
     may_hold_garbage_ = node_b().kind == NodeKind::kKernel && launched_by_pytorch();
-    for (const Range& param : other_differences(node_a(), node_b(), layout_)) add_number(param);
+    if (!may_hold_garbage_ && have_other_numbers(node_a(), node_b(), layout_)) refuse(kDiffers);
     if (node_b().kind == NodeKind::kMemcpy) scan_copy();
     for (const uint32_t offset : node_a().address_offsets()) {
       if (!is_unused_end(offset)) scan_word(offset);
@@ -258,26 +258,12 @@ class Scan {
     }
   }
 
-  // PyTorch's own operators give kernels no counters and no numbers of their own that differ from
-  // launch to launch: what differs is an address, computed from addresses, or padding. Elsewhere it
-  // may be meant.
+  // PyTorch's own operators give kernels no counters, no differences of addresses, and no numbers
+  // of their own that differ from launch to launch: what differs is an address, or padding.
+  // Elsewhere it may be meant.
   bool launched_by_pytorch() const {
     const Operator* op = b_.operator_of(node_b());
     return op != nullptr && !op->is_foreign;
-  }
-
-  // A parameter that differs and holds no whole word.
-  void add_number(const Range& param) {
-    if (!may_hold_garbage_) refuse(kDiffers);
-    Number number{.offset = static_cast<uint32_t>(param.address), .bits = 32};
-    const auto read = [&](const Node& node) {
-      uint32_t value = 0;
-      std::memcpy(&value, node.image.data() + param.address, sizeof value);
-      return value;
-    };
-    number.value_a = read(node_a());
-    number.value_b = read(node_b());
-    noise_.push_back(number);
   }
 
   bool is_device_address(uint64_t word) const {
@@ -326,7 +312,7 @@ class Scan {
       divert(offset);
     } else {
       ++linked_.noise_words;
-      noise_.push_back({offset, 64, word_a, word_b});
+      noise_.push_back({offset, word_a, word_b});
     }
   }
 
@@ -411,8 +397,8 @@ class Scan {
 
   void judge_noise(size_t relocations_before) {
     if (noise_.empty()) return;
-    std::vector<uint32_t> used;
-    for (size_t i = relocations_before; i < linked_.relocations.size(); ++i) {
+    std::vector<uint32_t> used;  // empty: small numbers in padding are like differences
+    for (size_t i = relocations_before; !may_hold_garbage_ && i < linked_.relocations.size(); ++i) {
       const uint32_t symbol = linked_.relocations[i].symbol;
       if (std::ranges::find(used, symbol) == used.end()) used.push_back(symbol);
     }
@@ -420,8 +406,8 @@ class Scan {
       if (!displacements_.explain(number, used)) continue;
       std::array<char, 64> words{};
       std::snprintf(words.data(), words.size(), " (byte %u: %#llx, %#llx)", number.offset,
-                    static_cast<unsigned long long>(number.value_a),
-                    static_cast<unsigned long long>(number.value_b));
+                    static_cast<unsigned long long>(number.word_a),
+                    static_cast<unsigned long long>(number.word_b));
       refuse("has a number among its parameters that is computed from addresses" +
              std::string(words.data()));
     }

@@ -48,43 +48,33 @@ WordUse use_of_word(const Node& node, const std::vector<Range>& layout, uint32_t
   return WordUse::kNumber;
 }
 
-std::vector<Range> other_differences(const Node& a, const Node& b,
-                                     const std::vector<Range>& layout) {
-  std::vector<Range> found;
-  for (const Range& param : layout) {
-    if (param.size > kWord || param.size < sizeof(uint32_t) || is_word(param)) continue;
+bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& layout) {
+  return std::ranges::any_of(layout, [&](const Range& param) {
+    if (param.size > kWord || is_word(param)) return false;
     const auto begin = a.image.begin() + static_cast<ptrdiff_t>(param.address);
-    if (!std::equal(begin, begin + static_cast<ptrdiff_t>(param.size),
-                    b.image.begin() + static_cast<ptrdiff_t>(param.address))) {
-      found.push_back(param);
-    }
-  }
-  return found;
+    return !std::equal(begin, begin + static_cast<ptrdiff_t>(param.size),
+                       b.image.begin() + static_cast<ptrdiff_t>(param.address));
+  });
 }
 
 Displacements::Displacements(const std::vector<Symbol>& symbols) : symbols_(symbols) {
   for (uint32_t i = 0; i < symbols.size(); ++i) {
     const uint64_t displacement = symbols[i].address_b - symbols[i].address_a;
-    if (displacement == 0) continue;  // random states have no address
-    by_displacement_.emplace(displacement, i);
-    by_lower_half_.emplace(static_cast<uint32_t>(displacement), i);
+    if (displacement != 0) by_displacement_.emplace(displacement, i);  // random states have none
   }
 }
 
 bool Displacements::is_computed(const Number& number, uint64_t factor, const Symbol* other) const {
-  const bool is_half = number.bits == 32;
   const auto known = [&](uint64_t difference, uint64_t value, uint64_t reach) {
-    const auto [first, last] = is_half
-                                   ? by_lower_half_.equal_range(static_cast<uint32_t>(difference))
-                                   : by_displacement_.equal_range(difference);
+    const auto [first, last] = by_displacement_.equal_range(difference);
     return std::any_of(first, last, [&](const auto& entry) {
       const Symbol& symbol = symbols_[entry.second];
       const uint64_t farthest = other == nullptr ? reach : reach + symbol.size;
-      return is_half || value - symbol.address_a + farthest <= 2 * farthest;
+      return value - symbol.address_a + farthest <= 2 * farthest;
     });
   };
-  const uint64_t value = factor * number.value_a;
-  const uint64_t difference = factor * (number.value_b - number.value_a);
+  const uint64_t value = factor * number.word_a;
+  const uint64_t difference = factor * (number.word_b - number.word_a);
   if (other == nullptr) return known(difference, value, kFarthest);
   const uint64_t displacement = other->address_b - other->address_a;
   const uint64_t reach = other->size + kBesideAddresses;

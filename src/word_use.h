@@ -19,17 +19,14 @@ std::vector<Range> parameter_layout(const Driver& driver, const Node& node);
 
 WordUse use_of_word(const Node& node, const std::vector<Range>& layout, uint32_t offset);
 
-// Parameters of 4 to 8 bytes that are no word by themselves and differ. (Shorter ones are flags, or
-// empty structs, which are launched with whatever the stack held.)
-std::vector<Range> other_differences(const Node& a, const Node& b,
-                                     const std::vector<Range>& layout);
+// Whether a parameter of 8 bytes or less that is no word by itself differs.
+bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& layout);
 
-// A number among a kernel's parameters that differs between the recordings.
+// A word among a kernel's parameters that differs between the recordings and is no address.
 struct Number {
   uint32_t offset = 0;
-  uint32_t bits = 64;  // 32: the upper half is not known, and 0
-  uint64_t value_a = 0;
-  uint64_t value_b = 0;
+  uint64_t word_a = 0;
+  uint64_t word_b = 0;
 };
 
 // Recognises numbers that were computed from addresses. Each symbol's address differs between the
@@ -50,7 +47,6 @@ class Displacements {
 
   const std::vector<Symbol>& symbols_;
   std::unordered_multimap<uint64_t, uint32_t> by_displacement_;
-  std::unordered_multimap<uint64_t, uint32_t> by_lower_half_;  // of the displacement
 };
 
 }  // namespace pygraph

@@ -2,21 +2,22 @@
 
 Each recording has a pool of its own, whose memory is addresses without contents. PyTorch 2.11 gives a
 pool's memory back only while no thread allocates from a pool or captures; in the pool's destructor it
-tries at once, and an exception there ends the process. So pools are never destroyed (some 100 bytes
-each), and what their destructor does is done here, as soon as PyTorch allows it.
+tries at once, and an exception there ends the process. So pools are never destroyed, not even when the
+process ends (some 100 bytes each), and what their destructor does is done here, as soon as PyTorch
+allows it.
 
 Not thread-safe: only the thread that records uses it.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
 
 from pygraph import runtime
 
-_pools: list[torch.cuda.MemPool] = []  # all that were made
 _devices: dict[tuple[int, int], int] = {}  # of pools that are not released
 _waiting: list[tuple[int, int]] = []  # the released ones that still have memory, by their numbers
 
@@ -24,7 +25,7 @@ _waiting: list[tuple[int, int]] = []  # the released ones that still have memory
 def make() -> torch.cuda.MemPool:
     """A pool for one recording, on the current device."""
     pool = torch.cuda.MemPool(_allocator())
-    _pools.append(pool)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     _devices[pool.id] = torch.cuda.current_device()
     return pool
 

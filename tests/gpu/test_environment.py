@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -200,3 +204,28 @@ def test_step_marks_stay_harmless() -> None:
             torch.compiler.cudagraph_mark_step_begin()
             x = randn(8)
             assert_same(model(x), x * 2)
+
+
+_WHOLE_PROGRAM = """
+import gc, torch, pygraph
+model = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph")
+other = torch.compile(lambda x: torch.fft.fft(x).abs(), backend="pygraph")
+x = torch.randn(64, 64, device="cuda")
+with torch.no_grad():
+    for _ in range(4):
+        model(x), other(x)
+if {resets}:
+    pygraph.reset()
+print(sum(row.replays for row in pygraph.stats()) > 0 or {resets}, flush=True)
+"""
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_process_ends_well(resets: bool) -> None:
+    """Pools, graphs and modules are gone in whatever order Python drops them."""
+    environment = {**os.environ, "PYGRAPH_SELECT": "always"}
+    source = _WHOLE_PROGRAM.format(resets=resets)
+    process = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert process.stdout.split() == ["True"] and process.returncode == 0, process.stderr
