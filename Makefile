@@ -20,7 +20,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: fuzz fuzz-engine run test test-engine test-python test-gpu sanitize lint lint-bindings format bench bench-indirection clean
+.PHONY: fuzz fuzz-engine fuzz-programs soak sanitize-gpu run test test-engine test-python test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
@@ -48,12 +48,25 @@ sanitize: $(READY)
 	cmake -S . -B build/tsan $(GENERATOR) -DPYGRAPH_SANITIZE=thread
 	cmake --build build/tsan && ctest --test-dir build/tsan --output-on-failure -j 2
 
-# Random programs for so many seconds, each part; see docs/fuzzing.md.
+# Random programs for so many seconds, each part; see docs/fuzzing.md. The second part needs a GPU; it
+# is continued with SEED set to the seed that it names at its end.
 SECONDS ?= 60
-fuzz: fuzz-engine
+COUNT ?= 1000000
+SEED ?= 0
+fuzz: fuzz-engine fuzz-programs
+
+fuzz-programs: $(SITE)/ready
+	$(PY) -m tests.fuzz.run --seed $(SEED) --seconds $(SECONDS) --count $(COUNT)
 
 fuzz-engine: build/engine/ready
 	build/engine/tests/cpp/fuzz/engine_fuzz --seed $$(date +%s)000 --seconds $(SECONDS)
+
+# These need a GPU: ten models in eight threads while the driver fails, and compute-sanitizer.
+soak: $(SITE)/ready
+	$(PY) -m tests.soak.run
+
+sanitize-gpu: $(SITE)/ready build/engine/ready
+	$(PY) -m tests.sanitizer.run
 
 lint: $(READY) build/engine/ready
 	clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.h')
