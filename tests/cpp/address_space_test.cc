@@ -45,8 +45,9 @@ TEST_F(AddressSpaceTest, IrregularGapsAreTheSameEachTime) {
 }
 
 TEST_F(AddressSpaceTest, WhatIsKeptHasMemoryOfItsOwn) {
-  // For good: never ended.
-  auto* space = new AddressSpace(driver, 0, 64 * kMiB, 512);
+  // For good: never ended, and never forgotten.
+  static AddressSpace* space = nullptr;
+  space = new AddressSpace(driver, 0, 64 * kMiB, 512);
   const uint64_t shared = space->allocate(kMiB, 0, Content::kOther);
   space->allocate(4 * kMiB, 0, Content::kOther);
   const uint64_t kept = space->allocate(4 * kMiB, 0, Content::kOther);

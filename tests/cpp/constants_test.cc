@@ -36,9 +36,10 @@ class ConstantsTest : public DeviceTest {
     };
   }
   void* pinned_memory() {
-    static std::vector<void*> all;  // never freed: the driver's table has no function for it
-    PYGRAPH_CHECK(driver, memory_allocate_host(&all.emplace_back(), kBytes, 0));
-    return all.back();
+    // Never freed: the driver's table has no function for it.
+    static auto* all = new std::vector<void*>;
+    PYGRAPH_CHECK(driver, memory_allocate_host(&all->emplace_back(), kBytes, 0));
+    return all->back();
   }
   void expect_refusal(const Computation& computation, const std::string& text) {
     const std::string reason = refusal(computation);
