@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor_config
 
-from pygraph import barriers
+from pygraph.compile import barriers
 
 _ROUNDS, _REPLAYS = 15, 40
 

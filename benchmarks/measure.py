@@ -31,8 +31,8 @@ from benchmarks.turn import Turn
 from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
-from pygraph.explanation.profile import profile_kernels
-from pygraph.partition import Partition
+from pygraph.partition.partition import Partition
+from pygraph.report.profile import profile_kernels
 
 _RECOMPILE_LIMIT = 8  # Dynamo's, per variant; all variants compile the same code
 _FIRST_CALLS = 24  # compiling, recording, verifying and selecting happen in these

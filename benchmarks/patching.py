@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
-from pygraph import device_patching, runtime, selection
-from pygraph.selection import PATCHED_ON_DEVICE, Decision
+from pygraph import runtime
+from pygraph.partition import device_patching
+from pygraph.select import trial
+from pygraph.select.trial import PATCHED_ON_DEVICE, Decision
 
 _STEPS, _WIDTH, _INPUTS = 300, 64, 8
 _ROUNDS, _CALLS, _WARM_UP = 15, 30, 140
@@ -43,17 +45,17 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 @contextmanager
 def _patched_by(name: str) -> Iterator[None]:
     """What is tried and selected in here is patched by whom the variant's name says."""
-    least, choose = device_patching.MANY_NODES, selection.choose
+    least, choose = device_patching.MANY_NODES, trial.choose
     if name == _OURS[0]:
         device_patching.MANY_NODES = 1 << 30
     if name == _OURS[2]:
-        selection.choose = lambda timings: (
+        trial.choose = lambda timings: (
             PATCHED_ON_DEVICE if PATCHED_ON_DEVICE in timings else choose(timings)
         )
     try:
         yield
     finally:
-        device_patching.MANY_NODES, selection.choose = least, choose
+        device_patching.MANY_NODES, trial.choose = least, choose
 
 
 def _loop(x: torch.Tensor) -> torch.Tensor:

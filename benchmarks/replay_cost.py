@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pygraph import recorder, runtime
+from pygraph import runtime
+from pygraph.record import recorder
 
 _CALLS = 300
 _ROUNDS = 7

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.workloads import Inputs, Workload
-from pygraph import ops
-from pygraph.transforms.graph_pass import GraphPass
-from pygraph.transforms.names import TRANSFORMS
+from pygraph import operators
+from pygraph.fx_passes.graph_pass import GraphPass
+from pygraph.fx_passes.names import TRANSFORMS
 
 VARIANTS = ("eager", "inductor+graphs", "inductor", "pygraph", "hand-made graph")
 # What each of PyGraph's parts adds, in this order: the code transformations under Inductor's graphs,
@@ -140,6 +140,6 @@ def _with_transforms() -> dict[str, Any]:
     return {
         "triton.cudagraphs": True,
         "graph_partition": True,
-        "custom_should_partition_ops": ops.outside_of_graphs(),
+        "custom_should_partition_ops": operators.outside_of_graphs(),
         "post_grad_custom_post_pass": graph_pass,
     }

@@ -102,7 +102,7 @@ class CapturedGraph {
   std::vector<uint32_t> donated() const;
   // Where a replay's random numbers come from; empty if it draws none.
   std::vector<int> random_arguments() const;
-  // Whether the next call is to be audited instead of replayed (python/pygraph/audit.py).
+  // Whether the next call is to be audited instead of replayed (python/pygraph/partition/audit.py).
   bool is_audit_due() const { return replays >= audit_at; }
 
   // Counters for the report; written without Python's lock.

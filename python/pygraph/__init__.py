@@ -6,8 +6,8 @@ why the rest does not, :func:`stats` what became of each graph; :func:`reset` gi
 back.
 """
 
-from pygraph.explanation import Report, explain
-from pygraph.report import GraphStats, stats
+from pygraph.report import Report, explain
+from pygraph.report.stats import GraphStats, stats
 from pygraph.runtime import reset
 
 __version__ = "0.11.0"

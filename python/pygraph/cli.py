@@ -56,8 +56,8 @@ def _bench(arguments: list[str]) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from pygraph.explanation.script import report_on
-    from pygraph.observe import observing
+    from pygraph.observations import observing
+    from pygraph.report.script import report_on
 
     if not options.script.is_file():
         print(f"pygraph explain: there is no file {options.script}", file=sys.stderr)

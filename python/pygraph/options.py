@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pygraph.patches import EXACT, LEVELS
-from pygraph.transforms.names import TRANSFORMS
+from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.torch_patches.patches import EXACT, LEVELS
 
 _PREFIX = "pygraph."
 
@@ -47,9 +47,9 @@ class Options:
         is dropped first.
     lanes: how many kernels of a graph may run at a time, where they do not need each other's results
         and that is faster. 1 keeps the program's order.
-    transforms: names of the code transformations to apply (:mod:`pygraph.transforms`); all unless
+    transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
         given. "none" for none.
-    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.patches`): "exact" for
+    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.torch_patches.patches`): "exact" for
         changes that nothing but time tells from PyTorch's own, "all" for guards that miss some changes
         of classes, too, "none" for nothing. The environment variable PYGRAPH_PATCHES gives the default.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording

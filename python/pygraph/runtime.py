@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from pygraph.partition import Partition
+    from pygraph.partition.partition import Partition
 
 log = logging.getLogger("pygraph")
 

@@ -129,7 +129,8 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
     """As tests/gpu/conftest.py does, but for programs that run as shipped."""
     import os
 
-    from pygraph import learned_cuts, recording_policy
+    from pygraph import uncapturable
+    from pygraph.partition import recording_policy
 
     old = recording_policy._RECORDED_AT_ONCE, recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC
     is_shipped = program.settings["shipped"]
@@ -137,7 +138,7 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
         recording_policy._RECORDED_AT_ONCE = 100
         recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC = 100
     os.environ["PYGRAPH_SELECT"] = "auto" if is_shipped else "always"
-    learned_cuts._learned.clear()
+    uncapturable._learned.clear()
     try:
         yield
     finally:

@@ -26,9 +26,9 @@ def direct(program: Program, function: Function, number: int, device: str) -> Fu
 
 def graphed(program: Program, function: Function, number: int, device: str) -> Function:
     """A Partition around the function, told what the compiler would tell it."""
-    from pygraph.entry import PartitionInfo
     from pygraph.options import Options
-    from pygraph.partition import Partition
+    from pygraph.partition.partition import Partition
+    from pygraph.partition.signature import PartitionInfo
 
     part = [part for part in parts_of(program) if not part.is_between][number]
     parameters = {i.name for i in program.inputs if i.is_parameter}

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import decisions, learned_cuts, recording_policy, runtime
+from pygraph import runtime, uncapturable
+from pygraph.partition import recording_policy
+from pygraph.select import decision_cache
 
 from . import support
 
@@ -26,7 +28,9 @@ def as_shipped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     if as_shipped:
         monkeypatch.delenv("PYGRAPH_SELECT", raising=False)
-        monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path))  # none from earlier runs
+        monkeypatch.setattr(
+            decision_cache, "cache_dir", lambda: str(tmp_path)
+        )  # none from earlier runs
     else:
         # Tests count replays; selection has tests of its own.
         monkeypatch.setenv("PYGRAPH_SELECT", "always")
@@ -35,7 +39,7 @@ def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
-    monkeypatch.setattr(learned_cuts, "_learned", {})
+    monkeypatch.setattr(uncapturable, "_learned", {})
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

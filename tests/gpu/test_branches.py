@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph import branches, runtime
+from pygraph import runtime
+from pygraph.verify import branches
 from tests.gpu.support import captured, compiled, randn
 
 

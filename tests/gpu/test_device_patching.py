@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph import device_patching, runtime, selection, selector
-from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED
+from pygraph import runtime
+from pygraph.partition import device_patching, selector
+from pygraph.select import trial
+from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED
 from tests.gpu.support import assert_same, captured, compiled, randn
 
 _STEPS = 60  # half as many kernels
@@ -33,9 +35,9 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _prefer(monkeypatch: pytest.MonkeyPatch, *variants: str) -> None:
     """The first of these that is on trial is selected, however long it takes."""
-    monkeypatch.setattr(selection, "_CLEAR", 0.0)
+    monkeypatch.setattr(trial, "_CLEAR", 0.0)
     monkeypatch.setattr(
-        selection, "choose", lambda timings: next(name for name in variants if name in timings)
+        trial, "choose", lambda timings: next(name for name in variants if name in timings)
     )
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph import rehearsal, runtime
-from pygraph.clones import clone_shared_storages
-from pygraph.compare import Comparison
-from pygraph.fingerprint import forget
-from pygraph.watch import Watch
+from pygraph import runtime
+from pygraph.gpu.clones import clone_shared_storages
+from pygraph.gpu.fingerprint import forget
+from pygraph.record.side_effects import Watch
+from pygraph.verify import rehearsal
+from pygraph.verify.compare import Comparison
 
 from .support import assert_same, captured, compiled, randn, uncaptured
 

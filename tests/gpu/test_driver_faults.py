@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import device_patching, runtime, selection, selector
-from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED
+from pygraph import runtime
+from pygraph.partition import device_patching, selector
+from pygraph.select import trial
+from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED
 
 from . import faults
 from .support import assert_same, captured, compiled, randn
@@ -34,10 +36,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 6)
     monkeypatch.setattr(selector, "_BAND", 1e9)
     monkeypatch.setattr(device_patching, "_HOST_SECONDS", 1.0)
-    monkeypatch.setattr(selection, "_CLEAR", 0.0)
+    monkeypatch.setattr(trial, "_CLEAR", 0.0)
     order = (PATCHED_ON_DEVICE, REPLAYED)
     monkeypatch.setattr(
-        selection, "choose", lambda timings: next(name for name in order if name in timings)
+        trial, "choose", lambda timings: next(name for name in order if name in timings)
     )
     faults.clear()
     yield

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import recorder, runtime
+from pygraph import runtime
+from pygraph.record import recorder
 
 from .support import (
     also_as_shipped,

@@ -10,7 +10,7 @@ import torch
 from torch.library import custom_op
 
 import pygraph
-from pygraph import learned_cuts
+from pygraph import uncapturable
 
 from .support import captured, compiled, randn, refusals
 
@@ -58,7 +58,7 @@ def test_what_is_around_the_operator_is_in_graphs(options: dict[str, Any]) -> No
         torch.testing.assert_close(model(x), torch.relu(x * 2 + 1) + 1)
     assert _names() == ["inference part 0", "inference part 1"]
     assert refusals() == []
-    assert learned_cuts.names() == ["pygraph_test::synchronize"]
+    assert uncapturable.names() == ["pygraph_test::synchronize"]
 
 
 @torch.no_grad()

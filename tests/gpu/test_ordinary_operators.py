@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pygraph import recorder
+from pygraph.record import recorder
 
 from .support import randn
 

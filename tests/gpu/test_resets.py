@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import recording_policy, runtime, selector
+from pygraph import runtime
+from pygraph.partition import recording_policy, selector
 
 from .support import compiled
 

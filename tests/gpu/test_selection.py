@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph import decisions, runtime, selector
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
+from pygraph import runtime
+from pygraph.partition import selector
+from pygraph.select import decision_cache
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 _TRIAL = 20  # calls after which every trial is over: two before it, nine of each variant
 
@@ -198,8 +200,8 @@ def test_an_uncaptured_decision_whose_time_changed_is_recorded_anew(
     monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 5)
     timing = Timing(1.0, 1.0, 1.0, 0.0, 0)
     stale = [Decision(UNCAPTURED, {UNCAPTURED: timing, REPLAYED: timing})]
-    monkeypatch.setattr(decisions, "load", lambda key: stale[0] if stale else None)
-    monkeypatch.setattr(decisions, "forget", lambda key: stale.clear())
+    monkeypatch.setattr(decision_cache, "load", lambda key: stale[0] if stale else None)
+    monkeypatch.setattr(decision_cache, "forget", lambda key: stale.clear())
     module, model = _compiled(Small())
     x = torch.randn(8, 64, device="cuda")
     _calls(model, x, 4)

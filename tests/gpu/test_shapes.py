@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import recording_policy
-from pygraph.partition import Partition
+from pygraph.partition import recording_policy
+from pygraph.partition.partition import Partition
 
 from .support import also_as_shipped, assert_used, calls, captured, compiled, randn
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import audit_look, gpu_memory, runtime, verify
-from pygraph import partition as partition_module
-from pygraph.capture import Attempt, SideEffects
-from pygraph.entry import Entry
+from pygraph import runtime
+from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import Partition
+from pygraph.partition import audit_look
+from pygraph.partition import partition as partition_module
+from pygraph.partition.capture import Attempt, SideEffects
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry
+from pygraph.verify import verify
 
 from .stand_ins import INFO, verify_on_the_cpu
 
@@ -157,7 +160,7 @@ class World:
             (torch.cuda, "default_generators", (self.default_generator,)),
             (audit_look, "_free_bytes", lambda: self.free_bytes),
             (audit_look, "_kept_bytes", lambda: 0),
-            (gpu_memory, "give_back_all", lambda: None),
+            (allocator, "give_back_all", lambda: None),
             (verify, "_foreign_bytes", lambda: 0),
             (verify.Run, "_results", _results),
             (Partition, "_watched_call", lambda partition, entry, args: partition.uncaptured(args)),

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch._dynamo import eval_frame
 
-from pygraph import compiled_call, runtime
-from pygraph.partition import Partition
+from pygraph import runtime
+from pygraph.partition.partition import Partition
+from pygraph.torch_patches import compiled_call
 
 from .compiled_programs import Backend, OurBackend
 from .selector_world import World

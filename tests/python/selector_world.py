@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import decisions, gpu_memory, runtime, selector
-from pygraph.entry import Entry, State
-from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
-from pygraph.selector import Selector
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.partition import selector
+from pygraph.partition.selector import Selector
+from pygraph.partition.signature import Entry, State
+from pygraph.select import decision_cache
+from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
 
 
 class FakePartition:
@@ -100,13 +103,13 @@ class World:
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)
         monkeypatch.setattr(selector, "timed", self._timed)
-        monkeypatch.setattr(gpu_memory, "free_library_workspaces", self._free_workspaces)
-        monkeypatch.setattr(gpu_memory, "give_back_all", self._empty_cache)
+        monkeypatch.setattr(allocator, "free_library_workspaces", self._free_workspaces)
+        monkeypatch.setattr(allocator, "give_back_all", self._empty_cache)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-        monkeypatch.setattr(decisions, "key_of", lambda program, key, device: "key")
-        monkeypatch.setattr(decisions, "load", self.disk.get)
-        monkeypatch.setattr(decisions, "save", self.disk.__setitem__)
-        monkeypatch.setattr(decisions, "forget", lambda key: self.disk.pop(key, None))
+        monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: "key")
+        monkeypatch.setattr(decision_cache, "load", self.disk.get)
+        monkeypatch.setattr(decision_cache, "save", self.disk.__setitem__)
+        monkeypatch.setattr(decision_cache, "forget", lambda key: self.disk.pop(key, None))
 
     def _free_workspaces(self) -> None:
         self.workspaces_freed += 1

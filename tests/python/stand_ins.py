@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import runtime, verify
-from pygraph.entry import Entry, PartitionInfo
-from pygraph.partition import Partition
+from pygraph import runtime
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, PartitionInfo
+from pygraph.verify import verify
 
 INFO = PartitionInfo(
     name="forward",

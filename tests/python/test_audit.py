@@ -13,9 +13,9 @@ import torch
 
 import pygraph
 from pygraph import runtime
-from pygraph.entry import Entry, State
-from pygraph.partition import Partition
-from pygraph.rehearsal import ONES
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, State
+from pygraph.verify.rehearsal import ONES
 
 from .audit_world import Generator, World, only_entry
 

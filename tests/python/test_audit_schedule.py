@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraph import options
-from pygraph.audit_schedule import Audits
+from pygraph.verify.audit_schedule import Audits
 
 
 def _due_calls(audits: Audits, seconds: float, latency: float, count: int) -> list[int]:

@@ -12,7 +12,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 
-from pygraph import barriers
+from pygraph.compile import barriers
 
 from .inductor_kernels import Kernel, compiled_accesses, generate
 

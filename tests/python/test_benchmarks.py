@@ -19,7 +19,7 @@ from benchmarks import device_memory, lanes, measure, memory_map, run, turn, var
 from benchmarks.paper import PAPER
 from benchmarks.turn import Turn
 from benchmarks.workloads import WORKLOADS, Workload
-from pygraph.explanation.fake_gpu import on_fake_gpu
+from pygraph.report.fake_gpu import on_fake_gpu
 
 # A data-dependent program: only a GPU can run it.
 _NEEDS_DATA = {"VM", "mask_rcnn"}

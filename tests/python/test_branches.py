@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import branches, rehearsal, runtime, verify
-from pygraph.kernel_access import accesses_of, letters_of
-from pygraph.recorder import Recording, link_branched
-from pygraph.selection import Sample
+from pygraph import runtime
+from pygraph.record.kernel_access import accesses_of, letters_of
+from pygraph.record.recorder import Recording, link_branched
+from pygraph.select.trial import Sample
+from pygraph.verify import branches, rehearsal, verify
 
 _MIB = 1 << 20
 

@@ -15,8 +15,9 @@ import torch._functorch.utils as functorch_utils
 from torch._dynamo import decorators, eval_frame
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import call_overhead, runtime
-from pygraph.shortcut import Route, Shortcut
+from pygraph import runtime
+from pygraph.compile.wrapper_bypass import Route, Shortcut
+from pygraph.torch_patches import call_overhead
 from tests.python.compiled_programs import ReducingBackend
 
 NUMBERS = (

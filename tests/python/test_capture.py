@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import gpu_memory, recorder, verify
-from pygraph.capture import Attempt, SideEffects, attempt
+from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.recorder import Recording
+from pygraph.partition.capture import Attempt, SideEffects, attempt
+from pygraph.record import recorder
+from pygraph.record.recorder import Recording
+from pygraph.verify import verify
 
 from .stand_ins import INFO, FullGpu, Graph
 
@@ -75,7 +77,7 @@ def test_what_a_failed_recording_has_taken_is_free_before_the_call(
     gpu = FullGpu()
     given_back: list[bool] = []
     monkeypatch.setattr(recorder, "record", gpu.fail)
-    monkeypatch.setattr(gpu_memory, "give_back_all", lambda: given_back.append(gpu.is_free))
+    monkeypatch.setattr(allocator, "give_back_all", lambda: given_back.append(gpu.is_free))
 
     def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
         assert gpu.is_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph.clones import clone_shared_storages
+from pygraph.gpu.clones import clone_shared_storages
 
 
 def test_clones_keep_what_pytorch_leaves_to_the_reader() -> None:

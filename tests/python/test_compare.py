@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import compare, distance
+from pygraph.verify import compare, distance
 
 Results = list[torch.Tensor]
 

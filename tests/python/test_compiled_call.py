@@ -15,7 +15,7 @@ import torch
 from torch._dynamo import eval_frame
 from torch._dynamo.mutation_guard import GenerationTracker
 
-from pygraph import compiled_call
+from pygraph.torch_patches import compiled_call
 from tests.python.compiled_programs import Backend, OurBackend, Scaled, X
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import compiled_call
+from pygraph.torch_patches import compiled_call
 from tests.python.compiled_programs import Backend, OurBackend, Scaled, X
 
 

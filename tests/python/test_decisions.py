@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pygraph import decisions
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
+from pygraph.select import decision_cache
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 _DECISION = Decision(
     REPLAYED, {UNCAPTURED: Timing(3.0, 1.0, 3.5, 0.02, 0), REPLAYED: Timing(0.5, 1.0, 1.5, 0.01, 64)}
@@ -18,22 +18,22 @@ _DECISION = Decision(
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(decisions, "_machine", lambda device: f"gpu {device}")
+    monkeypatch.setattr(decision_cache, "_machine", lambda device: f"gpu {device}")
     return tmp_path
 
 
 def test_a_decision_is_found_again() -> None:
-    key = decisions.key_of("program", b"signature", 0)
-    assert decisions.load(key) is None
-    decisions.save(key, _DECISION)
-    assert decisions.load(key) == _DECISION
-    decisions.forget(key)
-    assert decisions.load(key) is None
+    key = decision_cache.key_of("program", b"signature", 0)
+    assert decision_cache.load(key) is None
+    decision_cache.save(key, _DECISION)
+    assert decision_cache.load(key) == _DECISION
+    decision_cache.forget(key)
+    assert decision_cache.load(key) is None
 
 
 def test_keys_tell_programs_signatures_and_machines_apart() -> None:
     keys = {
-        decisions.key_of(program, signature, device)
+        decision_cache.key_of(program, signature, device)
         for program in ("a", "ab")
         for signature in (b"c", b"bc")
         for device in (0, 1)
@@ -42,9 +42,9 @@ def test_keys_tell_programs_signatures_and_machines_apart() -> None:
 
 
 def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
-    assert decisions.key_of("", b"signature", 0) == ""
-    decisions.save("", _DECISION)
-    assert decisions.load("") is None
+    assert decision_cache.key_of("", b"signature", 0) == ""
+    decision_cache.save("", _DECISION)
+    assert decision_cache.load("") is None
     assert list(folder.iterdir()) == []
 
 
@@ -52,12 +52,12 @@ def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
     "content", [b"", b"{", b"[1, 2]", b'{"selected": "x", "timings": {}}', b"\xff\xfe", b"null"]
 )
 def test_a_broken_file_is_ignored(content: bytes) -> None:
-    key = decisions.key_of("program", b"signature", 0)
-    decisions.save(key, _DECISION)
-    decisions._path(key).write_bytes(content)
-    assert decisions.load(key) is None
-    decisions.save(key, _DECISION)
-    assert decisions.load(key) == _DECISION
+    key = decision_cache.key_of("program", b"signature", 0)
+    decision_cache.save(key, _DECISION)
+    decision_cache._path(key).write_bytes(content)
+    assert decision_cache.load(key) is None
+    decision_cache.save(key, _DECISION)
+    assert decision_cache.load(key) == _DECISION
 
 
 @pytest.mark.parametrize("error", [PermissionError("no"), OSError("disk full")])
@@ -67,19 +67,19 @@ def test_a_folder_that_cannot_be_used_is_no_error(
     def no_folder() -> str:
         raise error
 
-    monkeypatch.setattr(decisions, "cache_dir", no_folder)
-    decisions.save("key", _DECISION)
-    assert decisions.load("key") is None
-    decisions.forget("key")
+    monkeypatch.setattr(decision_cache, "cache_dir", no_folder)
+    decision_cache.save("key", _DECISION)
+    assert decision_cache.load("key") is None
+    decision_cache.forget("key")
 
 
 def _write(folder: Path, key: str, host: float) -> None:
     path = folder / "pygraph" / "v1" / f"{key}.json"
-    decisions._path = lambda _: path  # type: ignore[assignment]
+    decision_cache._path = lambda _: path  # type: ignore[assignment]
     timing = Timing(host, host, host, 0.0, 0)
     for _ in range(300):
-        decisions.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing}))
-        found = decisions.load(key)
+        decision_cache.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing}))
+        found = decision_cache.load(key)
         assert found is not None
         times = found.timings[UNCAPTURED]
         assert times.host == times.device == times.latency

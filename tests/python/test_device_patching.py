@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from pygraph import device_patching, gpu_memory
-from pygraph.entry import Entry
+from pygraph.gpu import allocator
+from pygraph.partition import device_patching
+from pygraph.partition.signature import Entry
 
 
 class _Generator:
@@ -61,7 +62,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> _Generator:
     generator = _Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(gpu_memory, "make_room", lambda wanted: True)
+    monkeypatch.setattr(allocator, "make_room", lambda wanted: True)
     return generator
 
 
@@ -128,7 +129,7 @@ def test_a_device_that_refuses_leaves_all_as_it_was(generator: _Generator, error
 
 def test_nothing_is_tried_without_room(generator: _Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[int] = []
-    monkeypatch.setattr(gpu_memory, "make_room", lambda size: wanted.append(size) or False)
+    monkeypatch.setattr(allocator, "make_room", lambda size: wanted.append(size) or False)
     graph = _Graph(generator)
     graph.output_bytes, graph.block_bytes = 1000, 50
     assert "memory" in _prove(graph)

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from pygraph import compare
-from pygraph.compare import Comparison
-from pygraph.fingerprint import distinct, fingerprint
+from pygraph.gpu.fingerprint import distinct, fingerprint
+from pygraph.verify import compare
+from pygraph.verify.compare import Comparison
 
 _MANY = 1 << 20  # of each of two dimensions; as many elements would take 4 TiB
 

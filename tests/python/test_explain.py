@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph import cli, ops
-from pygraph.entry import Entry, PartitionInfo, State
-from pygraph.explanation import measure, profile, wording
-from pygraph.explanation.classify import Kind, classify, segments
-from pygraph.explanation.estimate import estimate
-from pygraph.explanation.fake_gpu import trace
-from pygraph.explanation.report import Report, Share
-from pygraph.observe import observing
+from pygraph import cli, operators
+from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.observations import observing
 from pygraph.options import Options
-from pygraph.partition import Partition
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Timing
-from pygraph.transforms.names import TRANSFORMS
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, PartitionInfo, State
+from pygraph.report import measure, profile, wording
+from pygraph.report.classify import Kind, classify, segments
+from pygraph.report.estimate import estimate
+from pygraph.report.explanation import Report, Share
+from pygraph.report.fake_gpu import trace
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -187,7 +187,7 @@ def test_collectives_are_outside_of_graphs(ranks: None) -> None:
     report = estimate("function", function, (torch.randn(8),), {}, TRANSFORMS)
     assert [part.kind for part in report.strip] == ["graph", "gap", "graph"]
     assert "ranks communicate (_c10d_functional::all_reduce)" in report.cuts[0].reason
-    names = ops.outside_of_graphs()
+    names = operators.outside_of_graphs()
     assert {"_c10d_functional::all_reduce_", "_c10d_functional::wait_tensor"} <= set(names)
     assert "aten::mm" not in names
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import compare
-from pygraph import fingerprint as module
-from pygraph.fingerprint import fingerprint
+from pygraph.gpu import fingerprint as module
+from pygraph.gpu.fingerprint import fingerprint
+from pygraph.verify import compare
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import gpu_memory
+from pygraph.gpu import allocator
 
 
 def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,9 +18,9 @@ def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.M
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
-    gpu_memory.give_back(after=1 << 20)
+    allocator.give_back(after=1 << 20)
     assert calls == []
-    gpu_memory.give_back(after=1 << 30)
+    allocator.give_back(after=1 << 30)
     assert calls == [1]
 
 
@@ -28,7 +28,7 @@ def test_a_workspace_that_finds_no_place_is_no_error() -> None:
     def refuse() -> None:
         raise torch.OutOfMemoryError("no room")
 
-    gpu_memory.settle(SimpleNamespace(settle_workspace=refuse))
+    allocator.settle(SimpleNamespace(settle_workspace=refuse))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_room_is_made_where_there_is_none(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
-    assert gpu_memory.make_room(wanted) == (not gives_back)
+    assert allocator.make_room(wanted) == (not gives_back)
     assert bool(calls) == gives_back
 
 
@@ -59,8 +59,8 @@ def test_room_that_was_made_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(8 << 30))
-    assert gpu_memory.make_room(5 << 30)
-    assert not gpu_memory.make_room(12 << 30)
+    assert allocator.make_room(5 << 30)
+    assert not allocator.make_room(12 << 30)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
@@ -70,7 +70,7 @@ def test_stand_ins_are_not_limited_and_the_limit_comes_back(
     shares = [share]
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    with pytest.raises(ValueError, match="refused"), gpu_memory.unlimited():
+    with pytest.raises(ValueError, match="refused"), allocator.unlimited():
         assert shares[-1] == 1.0
         raise ValueError("refused")
     assert shares == ([0.4, 1.0, 0.4] if share < 1 else [1.0])

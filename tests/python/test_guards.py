@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import guards, module_guards
-from pygraph.patches import ALL, EXACT
-from pygraph.substitutes import digest_of
+from pygraph.polyfills import digest_of
+from pygraph.torch_patches import guards, module_guards
+from pygraph.torch_patches.patches import ALL, EXACT
 from tests.python.compiled_programs import ReducingBackend
 
 

@@ -12,13 +12,16 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import decisions, device_patching, gpu_memory, runtime, selection, unfit_calls
-from pygraph import selector as selector_module
-from pygraph.capture import Attempt
-from pygraph.entry import Entry, PartitionInfo, State
-from pygraph.learned_cuts import Compilation
-from pygraph.partition import Partition
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.partition import device_patching, unservable_calls
+from pygraph.partition import selector as selector_module
+from pygraph.partition.capture import Attempt
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, PartitionInfo, State
+from pygraph.select import decision_cache, trial
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial
+from pygraph.uncapturable import Compilation
 
 from . import audit_world
 from .stand_ins import INFO
@@ -70,9 +73,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[W
     world = World(monkeypatch, lambda args: [args[0] + 1])
     monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
     monkeypatch.setattr(selector_module, "timed", world.timed)
-    monkeypatch.setattr(decisions, "_machine", lambda device: "machine")
-    monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
+    monkeypatch.setattr(decision_cache, "_machine", lambda device: "machine")
+    monkeypatch.setattr(decision_cache, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(allocator, "bytes_on_gpu", lambda args: 1 << 30)
     monkeypatch.setattr(selector_module, "_CALLS_PER_LOOK", 5)
     yield world
     assert not runtime.record_lock.locked()
@@ -84,28 +87,28 @@ def _make_calls(partition: Partition, calls: int) -> None:
 
 
 PLACES = [
-    (gpu_memory, "give_back_if_due"),
-    (gpu_memory, "give_back"),
-    (gpu_memory, "give_back_at_next_call"),
-    (gpu_memory, "give_back_all"),
-    (gpu_memory, "bytes_on_gpu"),
-    (gpu_memory, "make_room"),
-    (gpu_memory, "free_library_workspaces"),
-    (gpu_memory, "settle"),
-    (decisions, "key_of"),
-    (decisions, "load"),
-    (decisions, "save"),
-    (decisions, "forget"),
-    (decisions, "cache_dir"),
-    (decisions, "_machine"),
+    (allocator, "give_back_if_due"),
+    (allocator, "give_back"),
+    (allocator, "give_back_at_next_call"),
+    (allocator, "give_back_all"),
+    (allocator, "bytes_on_gpu"),
+    (allocator, "make_room"),
+    (allocator, "free_library_workspaces"),
+    (allocator, "settle"),
+    (decision_cache, "key_of"),
+    (decision_cache, "load"),
+    (decision_cache, "save"),
+    (decision_cache, "forget"),
+    (decision_cache, "cache_dir"),
+    (decision_cache, "_machine"),
     (device_patching, "count"),
     (device_patching, "is_open"),
     (device_patching, "form_of"),
-    (unfit_calls, "renewed"),
+    (unservable_calls, "renewed"),
     (Trial, "add"),
     (selector_module, "_first_trial"),
     (selector_module, "timed"),
-    (selection, "_summary"),
+    (trial, "_summary"),
     (logging.Logger, "log"),
 ]
 
@@ -145,8 +148,8 @@ def test_a_failure_beside_the_call_never_reaches_the_user(
 
 @pytest.mark.parametrize("content", ["", "{", '{"selected": 3, "timings": []}', "\x00" * 100])
 def test_a_corrupt_selection_on_disk_is_none(world: World, content: str) -> None:
-    key = decisions.key_of("program", b"key", 0)
-    path = decisions._path(key)
+    key = decision_cache.key_of("program", b"key", 0)
+    path = decision_cache._path(key)
     path.parent.mkdir(parents=True)
     path.write_text(content)
     _make_calls(world.partition(), 30)
@@ -156,7 +159,7 @@ def test_a_file_in_the_place_of_the_folder(
     world: World, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(decisions, "cache_dir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(decision_cache, "cache_dir", lambda: str(tmp_path / "file"))
     partition = world.partition()
     _make_calls(partition, 30)
     assert audit_world.only_entry(partition).decision is not None

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from pygraph.host_memory import has_room
+from pygraph.gpu.host_memory import has_room
 
 GIB = 1 << 30
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import call_overhead, learned_cuts, runtime
-from pygraph.capture import Attempt
-from pygraph.entry import Entry
-from pygraph.explanation.classify import Kind, classify
-from pygraph.learned_cuts import Compilation
+from pygraph import runtime, uncapturable
 from pygraph.options import Options
-from pygraph.partition import Partition
+from pygraph.partition.capture import Attempt
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry
+from pygraph.report.classify import Kind, classify
+from pygraph.torch_patches import call_overhead
+from pygraph.uncapturable import Compilation
 
 from .compiled_programs import X
 from .stand_ins import INFO
@@ -25,7 +26,7 @@ from .stand_ins import INFO
 
 @pytest.fixture(autouse=True)
 def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(learned_cuts, "_learned", {})
+    monkeypatch.setattr(uncapturable, "_learned", {})
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -75,13 +76,13 @@ def test_the_line_that_raised_tells_the_operator(
 ) -> None:
     with pytest.raises((RuntimeError, AttributeError)) as raised:
         _generated(tmp_path, f"return {line}")([X])
-    assert learned_cuts.operator_in(raised.value) == operator
+    assert uncapturable.operator_in(raised.value) == operator
 
 
 def test_errors_from_elsewhere_tell_none() -> None:
     with pytest.raises(RuntimeError) as raised:
         raise RuntimeError(_NOT_PERMITTED)
-    assert learned_cuts.operator_in(raised.value) == ""
+    assert uncapturable.operator_in(raised.value) == ""
 
 
 class _Backend:
@@ -91,7 +92,7 @@ class _Backend:
         self.made: list[Compilation] = []
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.made.append(Compilation(learned_cuts.names()))
+        self.made.append(Compilation(uncapturable.names()))
         call_overhead.reduce(gm, self.made[-1])
         return gm.forward
 
@@ -149,7 +150,7 @@ def test_a_program_that_may_not_be_compiled_anew_is_not(
             assert not compilation.learn("mylib::waits", "it waits")
         assert torch.equal(double(X), X + X)
     assert backend.made == [compilation]
-    assert learned_cuts.names() == ["mylib::waits"]  # for programs that are compiled later
+    assert uncapturable.names() == ["mylib::waits"]  # for programs that are compiled later
 
 
 def test_a_refusal_says_that_the_program_is_compiled_anew() -> None:
@@ -174,9 +175,9 @@ def test_explain_knows_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     x.meta["val"] = torch.empty(3, device="meta")
     node = graph.call_function(torch.ops.aten.sort.default, (x,))
     node.meta["val"] = x.meta["val"]
-    monkeypatch.setattr("pygraph.explanation.classify.is_on_gpu", lambda node: True)
+    monkeypatch.setattr("pygraph.report.classify.is_on_gpu", lambda node: True)
     assert classify(node)[0] is Kind.GRAPH
-    learned_cuts._learned["aten::sort"] = "it waits"
+    uncapturable._learned["aten::sort"] = "it waits"
     kind, cut = classify(node)
     assert kind is Kind.GAP and cut is not None
     assert cut.reason == "aten::sort cannot be captured (it waits)"

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pygraph import owned_memory
-from pygraph.unpacked import unpacked_function
+from pygraph.partition.tuple_arguments import unpacked_function
+from pygraph.record import owned_memory
 
 
 def _compiled_function(**constants: Any) -> Callable[..., Any]:

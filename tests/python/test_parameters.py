@@ -15,9 +15,10 @@ import torch._dynamo.config as dynamo_config
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import parameters, runtime
-from pygraph.patches import Changes
-from pygraph.substitutes import digest_of
+from pygraph import runtime
+from pygraph.polyfills import digest_of
+from pygraph.torch_patches import parameters
+from pygraph.torch_patches.patches import Changes
 from tests.python.compiled_programs import Backend, ReducingBackend, X
 
 Y = X + 1  # another tensor: Dynamo passes the same one only once

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import partition as partition_module
-from pygraph import recorder, runtime
-from pygraph.capture import Attempt
-from pygraph.entry import Entry, Kind, Pending, State
+from pygraph import runtime
 from pygraph.options import Options
-from pygraph.partition import Partition
-from pygraph.recorder import Recording
+from pygraph.partition import partition as partition_module
+from pygraph.partition.capture import Attempt
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, Kind, Pending, State
+from pygraph.record import recorder
+from pygraph.record.recorder import Recording
 
 from .stand_ins import INFO, FullGpu, Graph, call
 from .test_recording_policy import after_four_recordings

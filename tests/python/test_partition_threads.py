@@ -12,14 +12,17 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import audit_look, capture, decisions, gpu_memory, runtime
-from pygraph import selector as selector_module
-from pygraph.capture import Attempt, SideEffects
-from pygraph.entry import Entry, State
+from pygraph import runtime
+from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import Partition
-from pygraph.rehearsal import ONES
-from pygraph.selection import Sample
+from pygraph.partition import audit_look, capture
+from pygraph.partition import selector as selector_module
+from pygraph.partition.capture import Attempt, SideEffects
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, State
+from pygraph.select import decision_cache
+from pygraph.select.trial import Sample
+from pygraph.verify.rehearsal import ONES
 
 from . import audit_world
 from .stand_ins import INFO, Graph
@@ -83,10 +86,10 @@ def partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[Partition]:
     engine = SharedEngine(runtime.engine())
     world.engine = engine
     monkeypatch.setattr(audit_look, "_free_bytes", lambda: 1 << 40)
-    monkeypatch.setattr(gpu_memory, "give_back_all", lambda: None)
-    monkeypatch.setattr(decisions, "load", lambda key: None)
-    monkeypatch.setattr(decisions, "save", lambda key, decision: None)
-    monkeypatch.setattr(decisions, "_machine", lambda device: "machine")
+    monkeypatch.setattr(allocator, "give_back_all", lambda: None)
+    monkeypatch.setattr(decision_cache, "load", lambda key: None)
+    monkeypatch.setattr(decision_cache, "save", lambda key, decision: None)
+    monkeypatch.setattr(decision_cache, "_machine", lambda device: "machine")
     monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
     chance = random.Random(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.recording_policy import RecordingPolicy
+from pygraph.partition.recording_policy import RecordingPolicy
 
 
 def after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:

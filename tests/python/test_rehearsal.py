@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import rehearsal, runtime, verify
-from pygraph.clones import clone_shared_storages
-from pygraph.recorder import Recording
+from pygraph import runtime
+from pygraph.gpu.clones import clone_shared_storages
+from pygraph.record.recorder import Recording
+from pygraph.verify import rehearsal, verify
 
 from .stand_ins import Graph, verify_on_the_cpu
 

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from pygraph.gpu_load import keep_busy
-from pygraph.selection import (
+from pygraph.gpu.load import keep_busy
+from pygraph.select.trial import (
     REPLAYED,
     UNCAPTURED,
     Decision,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import gpu_memory, runtime, selector
-from pygraph.entry import Entry, State
-from pygraph.selection import REPLAYED, UNCAPTURED, Decision
-from pygraph.selector import Selector
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.partition import selector
+from pygraph.partition.selector import Selector
+from pygraph.partition.signature import Entry, State
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
 from .selector_world import Busy, FakeGraph, Kept, World, captured, try_to_the_end
 
@@ -40,7 +42,7 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[int] = []
-    monkeypatch.setattr(gpu_memory, "make_room", lambda size: wanted.append(size) or True)
+    monkeypatch.setattr(allocator, "make_room", lambda size: wanted.append(size) or True)
     _, subject, entry = captured()
     entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
     calls = try_to_the_end(subject, entry)
@@ -51,7 +53,7 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
 def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_memory, "make_room", lambda wanted: False)
+    monkeypatch.setattr(allocator, "make_room", lambda wanted: False)
     _, subject, entry = captured()
     variants = []
     while entry.trial is not None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pygraph import device_patching, selector
-from pygraph.entry import Entry, State
-from pygraph.selection import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED
-from pygraph.selector import Selector
+from pygraph.partition import device_patching, selector
+from pygraph.partition.selector import Selector
+from pygraph.partition.signature import Entry, State
+from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED
 
 from .selector_world import FakeGraph, FakePartition, World, captured, try_to_the_end
 

@@ -12,11 +12,11 @@ import torch
 from torch._decomp.decompositions import _upsample_linear
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph import substitutes
-from pygraph.backend import backend
-from pygraph.explanation.estimate import estimate
-from pygraph.substitutes import digest_of, substitute, torchvision_masks, torchvision_pooling
-from pygraph.transforms.names import LIBRARY_FUNCTIONS, TRANSFORMS
+from pygraph import polyfills
+from pygraph.compile.backend import backend
+from pygraph.fx_passes.names import LIBRARY_FUNCTIONS, TRANSFORMS
+from pygraph.polyfills import digest_of, substitute, torchvision_masks, torchvision_pooling
+from pygraph.report.estimate import estimate
 
 roi_heads = pytest.importorskip("torchvision.models.detection.roi_heads")
 poolers = pytest.importorskip("torchvision.ops.poolers")
@@ -96,9 +96,9 @@ def test_the_installed_source_is_the_known_one(ours: Any, library: ModuleType) -
 def test_a_library_without_the_function_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in (roi_heads, poolers):
         monkeypatch.setitem(sys.modules, library.__name__, ModuleType("another version"))
-    monkeypatch.setattr(substitutes, "_seen", set())
-    substitutes.register()
-    assert substitutes._seen == {roi_heads.__name__, poolers.__name__}
+    monkeypatch.setattr(polyfills, "_seen", set())
+    polyfills.register()
+    assert polyfills._seen == {roi_heads.__name__, poolers.__name__}
 
 
 class _PytorchsDecomposition(ModuleType):

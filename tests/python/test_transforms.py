@@ -12,11 +12,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.explanation.fake_gpu import trace
-from pygraph.observe import Observation
-from pygraph.transforms.graph_pass import GraphPass
-from pygraph.transforms.names import TRANSFORMS
-from pygraph.transforms.rewrite import drop_unused, is_device_copy, is_on_cpu, is_on_gpu
+from pygraph.fx_passes.fx_nodes import drop_unused, is_device_copy, is_on_cpu, is_on_gpu
+from pygraph.fx_passes.graph_pass import GraphPass
+from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.observations import Observation
+from pygraph.report.fake_gpu import trace
 
 X = torch.randn(8, 8)
 SCALAR = torch.tensor(2.0)

@@ -4,7 +4,7 @@ The programs are traced on a fake GPU, with and without the transformations; the
 becomes the CPU, every copy between the two a clone, and both run. Compared are results, written
 inputs, which results share memory with which others and with inputs, and a second call after the
 caller has written to all results of the first. (That every device computes the same bits is the
-business of ``pygraph.transforms.values``.)
+business of ``pygraph.fx_passes.cpu_values``.)
 
 PYGRAPH_FUZZ_SEEDS="first:last" runs other programs than CI does.
 """
@@ -26,8 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pygraph.transforms.graph_pass import GraphPass
-from pygraph.transforms.names import TRANSFORMS
+from pygraph.fx_passes.graph_pass import GraphPass
+from pygraph.fx_passes.names import TRANSFORMS
 
 CPU = torch.device("cpu")
 SIZE = 4

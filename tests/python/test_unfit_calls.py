@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph import partition as partition_module
 from pygraph import runtime
-from pygraph.capture import Attempt
-from pygraph.entry import State
 from pygraph.options import Options
-from pygraph.partition import Partition
+from pygraph.partition import partition as partition_module
+from pygraph.partition.capture import Attempt
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import State
 
 from .stand_ins import INFO, Graph, call
 

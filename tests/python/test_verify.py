@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import runtime, verify
-from pygraph.recorder import Recording
+from pygraph import runtime
+from pygraph.record.recorder import Recording
+from pygraph.verify import verify
 
 from .stand_ins import verify_on_the_cpu
 

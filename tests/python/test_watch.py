@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph import watch as watch_module
-from pygraph.watch import Watch
+from pygraph.record import side_effects as watch_module
+from pygraph.record.side_effects import Watch
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""The pass that Inductor calls on each post-grad graph: runs what is switched on, keeps the notes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from pygraph.fx_passes.fx_nodes import Applied, drop_unused, gpu_of
+from pygraph.fx_passes.move_cpu_operands import Placement
+from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
+
+log = logging.getLogger("pygraph")
+
+_VERSION = 3  # in the key of Inductor's cache
+
+
+class GraphPass(CustomGraphPass):  # type: ignore[misc]
+    """Transforms a graph in place. One object per compilation; ``applied`` and ``graph`` tell of it.
+
+    enabled: names out of :data:`pygraph.fx_passes.names.TRANSFORMS`.
+    user_pass: a pass of the user's, which runs first.
+    watch: called with the transformed graph.
+    outermost: the module whose graph is in no other one (a branch of a conditional is). Inductor gives
+    only that one's constants a value. None: each graph is such a one.
+    """
+
+    def __init__(
+        self,
+        enabled: frozenset[str],
+        user_pass: Any = None,
+        watch: Callable[[fx.Graph, list[Applied]], None] | None = None,
+        outermost: fx.GraphModule | None = None,
+    ) -> None:
+        self.enabled = enabled
+        self._user_pass = user_pass
+        self._watch = watch
+        self._outermost = outermost
+
+    def __call__(self, graph: fx.Graph) -> None:
+        if self._user_pass is not None:
+            self._user_pass(graph)
+        applied = self.transform(graph)
+        for note in applied:
+            log.info("%s: %s (%s)", note.transform, note.what, note.where or "unknown line")
+        if self._watch is not None:
+            self._watch(graph, applied)
+
+    def uuid(self) -> Any:
+        user = self._user_pass.uuid() if hasattr(self._user_pass, "uuid") else None
+        if self._user_pass is not None and user is None:
+            return None  # what the user's pass does is unknown: no caching
+        return ("pygraph", _VERSION, sorted(self.enabled), user)
+
+    def transform(self, graph: fx.Graph) -> list[Applied]:
+        """Runs the transformations; returns those that found something to do."""
+        gpu = gpu_of(graph)
+        if gpu is None:
+            return []
+        applied: list[Applied] = []
+        may_hold = self._outermost is None or graph.owning_module is self._outermost
+        placement = Placement(graph, gpu, self.enabled, may_hold)
+        placement.run()
+        applied += placement.applied
+        drop_unused(graph)
+        if "cpu_outputs" in self.enabled:
+            applied += sink_cpu_outputs(graph)
+        keep_cpu_values(graph)
+        graph.lint()  # type: ignore[no-untyped-call]
+        return list(dict.fromkeys(applied))

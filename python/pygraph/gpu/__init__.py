@@ -1,0 +1,1 @@
+"""The GPU and PyTorch's allocator, as the other packages use them."""

@@ -1,0 +1,95 @@
+"""What the compiler did with a program, noted for a report while somebody asks for one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from pygraph.fx_passes.fx_nodes import Applied
+
+if TYPE_CHECKING:
+    from pygraph.partition.partition import Partition
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A place where a program leaves its graphs, or a graph that stayed uncaptured.
+
+    kind: "cut" within a compiled program, "graph break" between two, "refusal" of a graph.
+    where: the user's "file:line", or empty. remedy: what would remove it, or empty.
+    """
+
+    kind: str
+    reason: str
+    where: str
+    remedy: str = ""
+
+
+@dataclasses.dataclass
+class Observation:
+    """graphs: (name, post-grad graph after the transformations); their notes are in `applied`.
+
+    partitions: kept alive here, as a script's models end before its report is written.
+    """
+
+    graphs: list[tuple[str, fx.Graph]] = dataclasses.field(default_factory=list)
+    partitions: list[Partition] = dataclasses.field(default_factory=list)
+    applied: list[Applied] = dataclasses.field(default_factory=list)
+    breaks: list[Cut] = dataclasses.field(default_factory=list)
+
+    def note_graph(self, name: str, graph: fx.Graph, applied: list[Applied]) -> None:
+        owner = graph.owning_module
+        # The compiler goes on changing the graph: keep a copy, with its values and lines.
+        self.graphs.append((name, fx.GraphModule(owner, _copy(graph)).graph if owner else graph))
+        for note in applied:
+            self.note_applied(note)
+
+    def forget(self, graphs: Iterable[Any], partitions: Collection[Partition]) -> None:
+        """What was compiled and is compiled anew."""
+        gone = {id(graph) for graph in graphs}
+        self.graphs = [graph for graph in self.graphs if id(graph) not in gone]
+        self.partitions = [partition for partition in self.partitions if partition not in partitions]
+
+    def note_applied(self, note: Applied) -> None:
+        if note not in self.applied:  # Dynamo traces a function again after a graph break
+            self.applied.append(note)
+
+    def note_break(self, reason: Any) -> None:
+        """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""
+        if reason is None or not reason.graph_break:
+            return
+        frames = [frame for frame in reason.user_stack if "/torch/" not in frame.filename]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = str(reason.reason).strip().splitlines()[0]
+        cut = Cut("graph break", text, where, "let torch.compile trace through it, or move it out")
+        if cut not in self.breaks:
+            self.breaks.append(cut)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    output = copy.graph_copy(graph, {})
+    copy.output(output)
+    return copy
+
+
+_current: Observation | None = None
+
+
+def current() -> Observation | None:
+    return _current
+
+
+@contextlib.contextmanager
+def observing() -> Iterator[Observation]:
+    """Notes what is compiled inside the context, in any thread. Not to be nested."""
+    global _current
+    _current = Observation()
+    try:
+        yield _current
+    finally:
+        _current = None

@@ -1,0 +1,152 @@
+"""The replay of an audit (audit.py): beside a call, on clones of what it overwrites."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from operator import eq
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.gpu.clones import clone_shared_storages
+from pygraph.gpu.fingerprint import forget
+from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
+from pygraph.verify.rehearsal import ONES
+
+if TYPE_CHECKING:
+    from pygraph.partition.partition import Partition
+    from pygraph.partition.signature import Entry
+
+_MARGIN = 1 << 28  # bytes that are to be left: fingerprints take half of it, libraries some
+_DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
+
+
+class NotPossible(RuntimeError):
+    """Why an audit is not made now."""
+
+
+def give_back(after: int) -> None:
+    """As that of gpu_memory. Never raises."""
+    with contextlib.suppress(Exception):
+        allocator.give_back(after)
+
+
+class Look:
+    """One replay on clones of what it overwrites, and what it is compared with."""
+
+    def __init__(self, partition: Partition, entry: Entry, args: list[Any]) -> None:
+        engine = runtime.engine()
+        graph = entry.graph
+        # To be asked before Python has looked at the storages (clones.py).
+        groups = engine.given_away(args)
+        self.given_away = frozenset(i for group in groups for i in group.positions)
+        # The same as a closer look has (rehearsal.py), so that suspects are the same results there.
+        self._overwritten = sorted(partition.written.union(entry.returned, graph.donated))
+        self.visible = sorted(_sharing_memory(args, partition.written) - self.given_away)
+        self._graph = graph
+        self._device = partition.info.device
+        self._in_bits = graph.output_bytes <= LARGE_BYTES
+        self._seen: Sequence[Any] = ()
+        self._offsets: list[tuple[Any, int]] = []  # generators, and where the call should leave them
+        self.waited = 0.0  # seconds, for what was under way before
+        self.seconds = 0.0  # that the replay took
+        memory = [engine.memory_of(args[i]) for i in self._overwritten if _is_tensor(args[i])]
+        clones = sum({m.data_ptr(): m.nbytes for m in memory}.values())
+        self.bytes = clones + graph.output_bytes + graph.block_bytes  # that an execution takes
+
+    def check_room(self) -> None:
+        """Raises NotPossible where the device has no room for the clones, the results of both runs, and
+        what the uncaptured one needs besides."""
+        graph = self._graph
+        wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
+        if _free_bytes() >= wanted:
+            return
+        if _free_bytes() + _kept_bytes() >= wanted:
+            give_back(wanted)
+        if _free_bytes() < wanted:
+            raise NotPossible(f"it needs {wanted >> 20} MiB of free memory")
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        torch.cuda.current_stream().synchronize()
+        self.waited = time.perf_counter() - start
+
+    def generators(self, args: list[Any]) -> list[torch.Generator]:
+        """Those that a replay advances."""
+        return [self._generator(source, args) for source in self._graph.random_arguments]
+
+    def _generator(self, source: int, args: list[Any]) -> torch.Generator:
+        if source == _DEFAULT_GENERATOR:
+            return torch.cuda.default_generators[self._device]
+        return args[source]  # type: ignore[no-any-return]
+
+    def replay(self, args: list[Any]) -> None:
+        """Leaves the arguments and generators alone."""
+        clones = clone_shared_storages(args, self._overwritten)
+        default = None
+        copies = []
+        for source in self._graph.random_arguments:
+            original = self._generator(source, args)
+            copy = original.clone_state()
+            copies.append((original, copy))
+            if source == _DEFAULT_GENERATOR:
+                default = copy
+            else:
+                clones[source] = copy
+        if not self._graph.matches(clones):
+            raise NotPossible("clones of its inputs do not fit the graph")
+        start = time.perf_counter()
+        outputs = self._graph.replay(clones, True, ONES, default)
+        torch.cuda.current_stream().synchronize()
+        self.seconds = time.perf_counter() - start
+        self._offsets = [(original, copy.get_offset()) for original, copy in copies]
+        results = _tensors([*outputs, *(clones[i] for i in self.visible)])
+        self._seen = results if self._in_bits else fingerprints(results)
+
+    def differing(self, results: Sequence[Any]) -> list[int]:
+        """Which of the call's results are not the replay's. Raises NotPossible if another thread has
+        drawn from the call's generator meanwhile."""
+        if any(generator.get_offset() != offset for generator, offset in self._offsets):
+            raise NotPossible("somebody else has drawn random numbers meanwhile")
+        tensors = _tensors(results)
+        expected: Sequence[Any] = tensors if self._in_bits else fingerprints(tensors)
+        is_same: Callable[[Any, Any], bool] = same_bits if self._in_bits else eq
+        pairs = enumerate(zip(self._seen, expected, strict=True))
+        return [i for i, (seen, other) in pairs if not is_same(seen, other)]
+
+    def forget(self) -> None:
+        """Frees what the audit has taken."""
+        self._seen = ()
+        forget()
+
+
+def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
+    """As clones.sharing_storages, but Python does not look at the storages."""
+    memory_of = runtime.engine().memory_of
+    addresses = {i: memory_of(arg).data_ptr() for i, arg in enumerate(args) if _is_tensor(arg)}
+    shared = {addresses[i] for i in positions if i in addresses}
+    return set(positions).union(i for i, address in addresses.items() if address in shared)
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor)
+
+
+def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
+    return [result for result in results if isinstance(result, torch.Tensor)]
+
+
+def _free_bytes() -> int:
+    """What the process may still take from the current device."""
+    free, total = torch.cuda.mem_get_info()
+    allowed = torch.cuda.get_per_process_memory_fraction() * total
+    return int(min(free, allowed - torch.cuda.memory_reserved()))
+
+
+def _kept_bytes() -> int:
+    """What PyTorch's allocator could give back at the most."""
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -1,0 +1,135 @@
+"""Library functions that read the GPU's memory in a loop, replaced by equal ones that do not.
+
+Dynamo ends a graph wherever Python needs a number that is on the GPU: ``int(box[2] - box[0])``, a slice
+with such bounds. A function that does so for each of a hundred objects cannot be captured, whatever is
+done to the graphs between: it must be written another way. This package holds such functions of
+libraries, written another way, for Dynamo to trace in their place. Each is
+
+    equal      to what its library computes, but for the rounding of a sum that the compiler may fuse
+               either way; a test compares them
+    pinned     to the source that it replaces: where a version of the library has another, nothing is
+               replaced
+    ours only  other backends trace the library's function, in the same process too; what runs outside
+               of compiled programs is never touched
+
+Dynamo calls such functions polyfills (``torch.compiler.substitute_in_graph``). The name of the
+transformation is ``library_functions``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from pygraph import observations
+from pygraph.fx_passes.fx_nodes import Applied
+from pygraph.fx_passes.names import LIBRARY_FUNCTIONS
+
+log = logging.getLogger("pygraph")
+
+# Library's module, and ours that has `replace`, which is called once the library's has been imported.
+_MODULES = {
+    "torchvision.models.detection.roi_heads": "pygraph.polyfills.torchvision_masks",
+    "torchvision.ops.poolers": "pygraph.polyfills.torchvision_pooling",
+}
+
+_OURS = os.path.dirname(__file__)
+
+_seen: set[str] = set()
+
+
+def register() -> None:
+    """Makes the substitutes known to Dynamo for those libraries that have been imported by now.
+
+    Never raises: a library that lacks what is replaced, or whose function somebody else replaces,
+    keeps its own.
+    """
+    for library, ours in _MODULES.items():
+        if library in sys.modules and library not in _seen:
+            _seen.add(library)
+            try:
+                importlib.import_module(ours).replace(sys.modules[library])
+            except Exception as error:
+                log.info("%s is kept as it is: %s", library, error)
+
+
+def substitute(
+    original: types.FunctionType, sources: tuple[Callable[..., Any], ...], digest: str
+) -> Callable[[Callable[..., Any]], None]:
+    """Decorates the function that Dynamo is to trace instead of `original`, where PyGraph compiles.
+
+    The function may return NotImplemented, while being traced, to have the original traced.
+    sources: the functions that it replaces; digest: of their source, as :func:`digest_of` gives it.
+    """
+
+    def decorate(ours: Callable[..., Any]) -> None:
+        found = digest_of(sources)
+        if found != digest:
+            log.info("%s has another source than known (%s): kept", original.__qualname__, found)
+            return
+        what = f"{original.__module__}.{original.__qualname__} written without reads of the GPU"
+        # Dynamo knows the original by its identity and would replace it within itself, too.
+        unknown_to_dynamo = types.FunctionType(
+            original.__code__,
+            original.__globals__,
+            original.__name__,
+            original.__defaults__,
+            original.__closure__,
+        )
+
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            if _is_wanted():
+                result = ours(*args, **kwargs)
+                if result is not NotImplemented and _note(what):
+                    return result
+            return unknown_to_dynamo(*args, **kwargs)
+
+        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(chosen)
+
+    return decorate
+
+
+def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
+    """Of the functions' source; empty where there is none."""
+    try:
+        text = "".join(inspect.getsource(function) for function in functions)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_wanted() -> bool:
+    """Whether the compiler that Dynamo traces for wants substitutes; called while it traces."""
+    from torch._dynamo.eval_frame import innermost_backend
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    request = innermost_backend(InstructionTranslator.current_tx().output.compiler_fn)
+    compiler = getattr(request, "compiler_fn", request)  # torch.compile keeps its options beside it
+    transforms_for = getattr(compiler, "transforms_for", None)
+    return transforms_for is not None and LIBRARY_FUNCTIONS in transforms_for(
+        **getattr(request, "kwargs", {})
+    )
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _note(what: str) -> bool:
+    """Tells the report and the log that a substitute was traced."""
+    stack = TracingContext.extract_stack()
+    frames = [frame for frame in stack if not frame.filename.startswith(_OURS)]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    log.info("%s: %s (%s)", LIBRARY_FUNCTIONS, what, where or "unknown line")
+    observation = observations.current()
+    if observation is not None:
+        observation.note_applied(Applied(LIBRARY_FUNCTIONS, what, where))
+    return True

@@ -1,0 +1,1 @@
+"""Records a function twice, and what a recording must know of its surroundings."""

@@ -1,0 +1,77 @@
+"""What a function does besides returning results, seen from outside in one uncaptured call."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu.fingerprint import fingerprint, forget
+
+log = logging.getLogger("pygraph")
+
+_Positions = tuple[int, ...]  # of arguments that share a fingerprint
+
+
+class Watch:
+    """Watches one uncaptured call: which inputs does it write, and does it draw random numbers?
+
+    The compiler knows most of it, but not all (buffers it may overwrite because nobody needs them
+    any more), so the contents are compared before and after, by fingerprint. What the call gives
+    away, as a backward does with most of its inputs, is looked at when the call frees it.
+    """
+
+    def __init__(self, args: list[Any], device: int) -> None:
+        engine = runtime.engine()
+        given_away = [tuple(group.positions) for group in engine.given_away(args)]
+        freed = {i for positions in given_away for i in positions}
+        self._kept: dict[_Positions, torch.Tensor] = {
+            (i,): arg
+            for i, arg in enumerate(args)
+            if i not in freed and isinstance(arg, torch.Tensor) and arg.is_cuda
+        }
+        self._generator = torch.cuda.default_generators[device]
+        self._offset = self._generator.get_offset()
+        self._before = _fingerprints(self._kept)
+        for positions in given_away:
+            self._before[positions] = _of_memory(engine.memory_of(args[positions[0]]))
+        self._after: dict[_Positions, torch.Tensor] = {}
+        forget()  # the call finds the memory as it was
+
+        after = self._after  # not this object, which has the callback
+
+        def look(number: int, memory: torch.Tensor) -> None:
+            try:
+                after[given_away[number]] = _of_memory(memory)
+                forget()
+            except torch.OutOfMemoryError:
+                log.info("no room to look at input %d, which counts as written", given_away[number][0])
+
+        self._last_look = engine.LastLook([args[positions[0]] for positions in given_away], look)
+
+    def mutated(self) -> frozenset[int]:
+        """Positions of the inputs that were written. Waits for the device."""
+        self._last_look.end()
+        self._after.update(_fingerprints(self._kept))
+        forget()
+        if not self._after:
+            return frozenset()
+        changed = torch.stack([after != self._before[i] for i, after in self._after.items()])
+        written = [p for p, is_changed in zip(self._after, changed.tolist(), strict=True) if is_changed]
+        unknown = self._before.keys() - self._after.keys()  # no room for a fingerprint
+        return frozenset(i for positions in (*written, *unknown) for i in positions)
+
+    def draws(self) -> bool:
+        """Whether the default generator was used. Another thread's use gives a harmless yes."""
+        return bool(self._generator.get_offset() != self._offset)
+
+
+def _fingerprints(tensors: dict[_Positions, torch.Tensor]) -> dict[_Positions, torch.Tensor]:
+    return {positions: fingerprint(tensor) for positions, tensor in tensors.items()}
+
+
+def _of_memory(memory: torch.Tensor) -> torch.Tensor:
+    """The fingerprint of bytes, taken eight at a time where that comes out even."""
+    return fingerprint(memory.view(torch.int64) if memory.numel() % 8 == 0 else memory)

@@ -1,0 +1,32 @@
+"""``pygraph.explain``: how much of a program runs in graphs, and why the rest does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pygraph import runtime
+from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.report.explanation import Report
+
+__all__ = ["Report", "explain"]
+
+
+def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    """Reports what PyGraph does with ``model(*args, **kwargs)``.
+
+    On a GPU the model is compiled anew and called some 20 times, so a model that changes with its calls
+    changes; with gradients enabled, the backward of its results is included, and ``.grad`` stays as
+    it is. Without a GPU the forward is traced on fake tensors: nothing runs, and counts are estimates.
+
+    Returns a :class:`~pygraph.report.explanation.Report`: print it, or ``save("report.html")``.
+    Raises what the model raises.
+    """
+    program = type(model).__name__ if not hasattr(model, "__name__") else model.__name__
+    if runtime.unavailable_reason() is not None:
+        from pygraph.report.estimate import estimate
+
+        return estimate(program, model, args, kwargs, TRANSFORMS)
+    from pygraph.report.measure import measure
+
+    return measure(program, model, args, kwargs)

@@ -1,0 +1,132 @@
+"""The report as data. Its JSON form, :meth:`Report.to_dict`, is documented in docs/explain.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pygraph.fx_passes.fx_nodes import Applied
+from pygraph.observations import Cut
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How much of something is in graphs. unit: "kernels", "operations" or "us"."""
+
+    unit: str
+    in_graphs: float
+    total: float
+
+    @property
+    def fraction(self) -> float:
+        return self.in_graphs / self.total if self.total else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class VariantTiming:
+    """What the selection measured of one way to run. Microseconds per call, bytes kept between calls.
+
+    period_us: of calls that follow one another, the larger of the host's and the GPU's time.
+    noise: how far repetitions lay apart, as a share.
+    """
+
+    variant: str
+    period_us: float
+    host_us: float
+    device_us: float
+    latency_us: float
+    noise: float
+    memory_bytes: int
+    selected: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRow:
+    """One graph, or one function that stayed uncaptured. None: not known without a GPU.
+
+    lanes: how many of its kernels may run at a time.
+    """
+
+    name: str
+    state: str  # as in pygraph.stats(); without a GPU "expected"
+    reason: str
+    kernels: int
+    inputs: int
+    outputs: int
+    relocations: int | None
+    bytes_not_copied: int | None
+    workspace_bytes: int | None
+    capture_seconds: float | None
+    replays: int | None
+    timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
+    lanes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StripPart:
+    """One stretch of the program's GPU work, in order. width: kernels, operations or microseconds."""
+
+    kind: str  # "graph" or "gap"
+    label: str
+    width: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Microseconds per call with a synchronize after each: medians, interleaved."""
+
+    with_graphs_us: float
+    uncaptured_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What PyGraph did with a program.
+
+    estimated: nothing ran; counts are of operations, of which the compiler fuses many into a kernel.
+    shares: of kernels (or operations), and of GPU time where it was measured.
+    strip_unit: what the widths of the strip are.
+    """
+
+    program: str
+    device: str
+    estimated: bool
+    shares: tuple[Share, ...]
+    graphs: tuple[GraphRow, ...]
+    cuts: tuple[Cut, ...]
+    transformations: tuple[Applied, ...]
+    strip: tuple[StripPart, ...]
+    strip_unit: str
+    timing: Timing | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        result = dataclasses.asdict(self)
+        for share, data in zip(self.shares, result["shares"], strict=True):
+            data["fraction"] = share.fraction
+        return {"schema_version": SCHEMA_VERSION, **result}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        from pygraph.report.html import render
+
+        return render(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the page (*.html) or the data (*.json). Raises ValueError for another suffix."""
+        path = Path(path)
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"a report is saved as .html or .json, not as {path.name!r}")
+        path.write_text(self.to_html() if path.suffix == ".html" else self.to_json(), "utf-8")
+
+    def __str__(self) -> str:
+        from pygraph.report.terminal import render
+
+        return render(self)

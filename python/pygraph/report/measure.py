@@ -1,0 +1,169 @@
+"""The report of a program that runs on a GPU: what was captured, what it gains."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.observations import Cut, Observation, observing
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Entry, State
+from pygraph.report.classify import segments
+from pygraph.report.estimate import observed_cuts, strip_parts
+from pygraph.report.explanation import GraphRow, Report, Share, Timing, VariantTiming
+from pygraph.report.profile import profile_kernels, shares, strip
+from pygraph.select.trial import Decision
+
+_WARM_UP = 4
+_LONGEST_WARM_UP = 100
+_ROUNDS = 7
+_LISTED = 40  # refusals; programs with many shapes have as many
+
+
+def measure(
+    program: str,
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Report:
+    """Compiles the model anew, calls it some 20 times, looks at one call and times the others."""
+    model = getattr(model, "_orig_mod", model)
+
+    def call() -> None:
+        result = compiled(*args, **kwargs)
+        if torch.is_grad_enabled():
+            _backward(model, result)
+
+    with observing() as observation:
+        compiled = torch.compile(model, backend="pygraph")
+        for i in range(_LONGEST_WARM_UP):
+            if i >= _WARM_UP and not _is_waiting(observation):
+                break
+            call()
+    kernels = profile_kernels(call)
+    timing = _time(call)
+    measured = bool(kernels)
+    return Report(
+        program=program,
+        device=torch.cuda.get_device_name(),
+        estimated=not measured,
+        shares=shares(kernels) if measured else counted_shares(observation),
+        graphs=tuple(graph_rows(observation)),
+        cuts=tuple([*observed_cuts(observation), *refusals(observation)]),
+        transformations=tuple(observation.applied),
+        strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
+        strip_unit="us" if measured else "operations",
+        timing=timing,
+    )
+
+
+def _is_waiting(observation: Observation) -> bool:
+    """Whether a function that was called more than once is still to be recorded, or on trial."""
+    return any(
+        partition.is_waiting(key, entry)
+        for partition in observation.partitions
+        for key, entry in partition.entries.copy().items()
+    )
+
+
+def graph_rows(observation: Observation) -> list[GraphRow]:
+    """One row per partition and signature that was called more than once."""
+    rows = []
+    for partition in observation.partitions:
+        for entry in partition.entries.copy().values():
+            graph = entry.graph
+            if graph is None and entry.state is State.UNCAPTURED:
+                continue
+            rows.append(_row(partition, entry))
+    return sorted(rows, key=lambda row: (row.state != "captured", -row.kernels))
+
+
+def _row(partition: Partition, entry: Entry) -> GraphRow:
+    graph, decision = entry.graph, entry.decision  # which other threads may drop meanwhile
+    failure = graph.failure if graph is not None else ""
+    return GraphRow(
+        name=partition.info.name,
+        state="refused" if failure else entry.state.value,
+        reason=failure or entry.reason,
+        kernels=graph.nodes if graph else 0,
+        inputs=graph.inputs if graph else partition.info.argument_count,
+        outputs=graph.outputs if graph else 0,
+        relocations=graph.relocations if graph else None,
+        bytes_not_copied=entry.copied_bytes if graph else None,
+        workspace_bytes=graph.workspace_bytes if graph else None,
+        capture_seconds=entry.capture_seconds if graph else None,
+        replays=graph.replays if graph else None,
+        timings=_timings(decision) if decision else (),
+        lanes=graph.lanes if graph else None,
+    )
+
+
+def _timings(decision: Decision) -> tuple[VariantTiming, ...]:
+    return tuple(
+        VariantTiming(
+            variant=name,
+            period_us=timing.period * 1e6,
+            host_us=timing.host * 1e6,
+            device_us=timing.device * 1e6,
+            latency_us=timing.latency * 1e6,
+            noise=timing.noise,
+            memory_bytes=timing.memory,
+            selected=name == decision.selected,
+        )
+        for name, timing in decision.timings.items()
+    )
+
+
+def refusals(observation: Observation) -> list[Cut]:
+    """Graphs that were given up."""
+    found = [
+        Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", "")
+        for row in graph_rows(observation)
+        if row.state == "refused"
+    ]
+    return list(dict.fromkeys(found))[:_LISTED]
+
+
+def counted_shares(observation: Observation) -> tuple[Share, ...]:
+    """Kernels of the captured graphs, beside the operations that cannot be in any."""
+    captured = sum(row.kernels for row in graph_rows(observation) if row.state == "captured")
+    outside = sum(part.width for part in _counted_strip(observation) if part.kind == "gap")
+    return (Share("kernels", captured, captured + outside),)
+
+
+def _counted_strip(observation: Observation) -> list[Any]:
+    return [part for _, graph in observation.graphs for part in strip_parts(segments(graph))]
+
+
+def _backward(model: Any, result: Any) -> None:
+    """Gradients of all results, without touching the user's ``.grad``."""
+    tensors = [
+        t
+        for t in torch.utils._pytree.tree_leaves(result)
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+    parameters = [p for p in getattr(model, "parameters", list)() if p.requires_grad]
+    if tensors and parameters:
+        total = torch.stack([t.float().sum() for t in tensors]).sum()
+        torch.autograd.grad(total, parameters, allow_unused=True)
+
+
+def _time(call: Callable[[], None]) -> Timing:
+    def once() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e6
+
+    with_graphs, uncaptured = [], []
+    for _ in range(_ROUNDS):
+        with_graphs.append(once())
+        with runtime.uncaptured():
+            uncaptured.append(once())
+    return Timing(statistics.median(with_graphs), statistics.median(uncaptured))

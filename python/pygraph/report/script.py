@@ -1,0 +1,33 @@
+"""The report of a whole script, after it has run."""
+
+from __future__ import annotations
+
+import torch
+
+from pygraph import runtime
+from pygraph.observations import Cut, Observation
+from pygraph.report.classify import segments
+from pygraph.report.estimate import observed_cuts, strip_parts
+from pygraph.report.explanation import Report
+from pygraph.report.measure import counted_shares, graph_rows, refusals
+
+
+def report_on(program: str, observation: Observation) -> Report:
+    """What became of everything that was compiled. Counted from the graphs, not profiled."""
+    reason = runtime.unavailable_reason()
+    cuts = [*observed_cuts(observation), *refusals(observation)]
+    if reason is not None:
+        remedy = "pygraph.explain(model, *inputs) estimates without a GPU"
+        cuts.append(Cut("refusal", f"nothing was captured: {reason}", "", remedy))
+    parts = [part for _, graph in observation.graphs for part in strip_parts(segments(graph))]
+    return Report(
+        program=program,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
+        estimated=True,
+        shares=counted_shares(observation),
+        graphs=tuple(graph_rows(observation)),
+        cuts=tuple(dict.fromkeys(cuts)),
+        transformations=tuple(observation.applied),
+        strip=tuple(parts),
+        strip_unit="operations",
+    )

@@ -1,0 +1,92 @@
+"""Selections that were measured, kept on disk beside Inductor's cache.
+
+One small file per compiled program, signature, kind of GPU and version. Files are written whole and
+renamed into place, so that processes can share the folder; a file that cannot be read is as good as
+none, and nothing here ever raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from pygraph.select.trial import Decision, Timing
+
+log = logging.getLogger("pygraph")
+
+_FORMAT = 1
+
+
+def key_of(program: str, signature: bytes, device: int) -> str:
+    """The name of a decision; empty, for none, where the program has no identity on disk."""
+    if not program:
+        return ""
+    digest = hashlib.sha256()
+    for part in (program.encode(), signature, _machine(device).encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def load(key: str) -> Decision | None:
+    """The decision of that name, if there is one that can be read."""
+    if not key:
+        return None
+    try:
+        data = json.loads(_path(key).read_text("utf-8"))
+        timings = {name: Timing(**timing) for name, timing in data["timings"].items()}
+        if data["selected"] not in timings:
+            return None
+        return Decision(data["selected"], timings)
+    except Exception:
+        return None
+
+
+def save(key: str, decision: Decision) -> None:
+    """Keeps a decision. Another process may do the same at the same time."""
+    if not key:
+        return
+    try:
+        path = _path(key)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(dataclasses.asdict(decision)), "utf-8")
+        os.replace(temporary, path)
+    except Exception as error:  # the folder cannot be written, or has no name
+        log.debug("a selection was not kept: %s", error)
+
+
+def forget(key: str) -> None:
+    """Removes a decision that turned out not to hold."""
+    if key:
+        with contextlib.suppress(Exception):
+            _path(key).unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path:
+    return Path(cache_dir()) / "pygraph" / f"v{_FORMAT}" / f"{key}.json"
+
+
+@functools.cache
+def _machine(device: int) -> str:
+    """What a timing depends on besides the program."""
+    from pygraph import __version__, runtime
+
+    properties = torch.cuda.get_device_properties(device)
+    return "|".join(
+        (
+            __version__,
+            torch.__version__,
+            str(runtime.engine().driver_version()),
+            properties.name,
+            str(properties.multi_processor_count),
+        )
+    )

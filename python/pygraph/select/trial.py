@@ -1,0 +1,184 @@
+"""Which way to run is fastest here? Tried out on the program's own calls.
+
+A graph that was verified is on trial first: the next calls of its signature take turns between the
+*variants*, uncaptured and replayed. Each such call starts on an idle stream, in one of two ways:
+
+    alone    gives the latency: from the call to the end of its last kernel
+    behind   the GPU is kept busy until everything is issued, which gives its own time, without gaps
+
+In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant of the
+smallest period is selected; among equals the one of the smallest latency; among equals again the one
+that keeps the least memory, so a graph that gains nothing is given up. Equal is what differs by less
+than 1 %. A trial ends as soon as the repetitions show that a difference is no noise.
+
+All of these calls are the program's own: nothing is run twice, cloned or set back, and a program that
+makes three calls pays for three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+
+from pygraph.gpu.load import keep_busy
+
+Result = TypeVar("Result")
+
+UNCAPTURED = "uncaptured"
+REPLAYED = "replayed"
+PATCHED_ON_DEVICE = "replayed, patched on the device"  # see device_patching.py
+
+_EQUAL = 0.01  # of a time; differences below are none
+_CLEAR = 0.9  # so much faster that one sample tells
+_FIRST_VERDICT, _LAST_ROUND = 4, 8  # rounds; each calls every variant once
+_MOST_WITHOUT_ROOM = 3  # calls that find no memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One call, in seconds. Either ``latency`` or ``device`` is set, by how the call started."""
+
+    host: float
+    latency: float | None = None
+    device: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Of one variant, in seconds per call: the smallest of the samples.
+
+    noise: how far the samples of one kind lie apart, as a share.
+    memory: bytes that the variant keeps between calls.
+    """
+
+    host: float
+    device: float
+    latency: float
+    noise: float
+    memory: int
+
+    @property
+    def period(self) -> float:
+        """Of calls that follow one another."""
+        return max(self.host, self.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The variant that was selected, and what was measured of each."""
+
+    selected: str
+    timings: Mapping[str, Timing]
+
+
+class Trial:
+    """Says which variant is to run next, takes the samples, and decides. Not thread-safe."""
+
+    def __init__(self, memory: Mapping[str, int]) -> None:
+        """memory: bytes that each variant keeps between calls, by its name."""
+        self._memory = dict(memory)
+        self._samples: dict[str, list[Sample]] = {name: [] for name in memory}
+        self._warm: set[str] = set()
+        self._round = 0
+        self._without_room = 0
+        self._left = list(memory)
+
+    @property
+    def variant(self) -> str:
+        """The variant of the next call."""
+        return self._left[0]
+
+    @property
+    def sleep(self) -> float:
+        """Seconds that the GPU is to be kept busy before the next call; 0 where it runs alone."""
+        if self._round % 2 == 1:
+            return 0.0
+        known = [sample.host for sample in self._samples[self.variant]]
+        return 1.5 * min(known) + 50e-6 if known else 0.0
+
+    def note_no_room(self) -> bool:
+        """Counts a call that found no memory; whether there were too many. (Each makes PyTorch's
+        allocator empty its caches.)"""
+        self._without_room += 1
+        return self._without_room >= _MOST_WITHOUT_ROOM
+
+    def add(self, sample: Sample) -> Decision | None:
+        """Takes the sample of the call that ``variant`` and ``sleep`` spoke of."""
+        name = self._left.pop(0)
+        if name in self._warm:
+            self._samples[name].append(sample)
+        self._warm.add(name)  # the first call finds cold caches and allocates; it does not count
+        if self._left:
+            return None
+        self._round += 1
+        names = list(self._memory)
+        first = self._round // 2 % len(names)  # nobody always runs after the same one
+        self._left = names[first:] + names[:first]
+        return self._verdict()
+
+    def _verdict(self) -> Decision | None:
+        if self._round < 3:  # warm-up, alone, behind
+            return None
+        timings = {name: _summary(self._samples[name], self._memory[name]) for name in self._memory}
+        best = min(timings, key=lambda name: timings[name].latency)
+        others = [timing for name, timing in timings.items() if name != best]
+        # A latency is at least as long as the period, so this holds whatever the device does.
+        if all(timings[best].latency < _CLEAR * other.host for other in others):
+            return Decision(best, timings)
+        if self._round <= _FIRST_VERDICT:
+            return None
+        selected = choose(timings)
+        is_clear = all(
+            timings[selected].period < (1 - _EQUAL - timings[selected].noise) * other.period
+            for name, other in timings.items()
+            if name != selected
+        )
+        return Decision(selected, timings) if is_clear or self._round > _LAST_ROUND else None
+
+
+def choose(timings: Mapping[str, Timing]) -> str:
+    """The variant to use: by period, then latency, then memory."""
+    names = list(timings)
+    for times in (
+        {name: timing.period for name, timing in timings.items()},
+        {name: timing.latency for name, timing in timings.items()},
+    ):
+        best = min(times[name] for name in names)
+        names = [name for name in names if (1 - _EQUAL) * times[name] <= best]
+    return min(names, key=lambda name: timings[name].memory)
+
+
+def _summary(samples: list[Sample], memory: int) -> Timing:
+    hosts = sorted(sample.host for sample in samples)
+    latencies = sorted(sample.latency for sample in samples if sample.latency is not None)
+    devices = sorted(sample.device for sample in samples if sample.device is not None)
+    kinds = [kind for kind in (latencies, devices) if len(kind) > 1]
+    noise = max(((kind[1] - kind[0]) / kind[0] for kind in kinds if kind[0] > 0), default=0.0)
+    return Timing(hosts[0], devices[0], latencies[0], noise, memory)
+
+
+def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
+    """Runs on the current stream and takes a sample. Waits for the stream before and after."""
+    stream = torch.cuda.current_stream()
+    stream.synchronize()
+    start, end = (_event() for _ in range(2))
+    keep_busy(sleep)
+    start.record(stream)
+    called = time.perf_counter()
+    result = run()
+    returned = time.perf_counter()
+    end.record(stream)
+    end.synchronize()
+    finished = time.perf_counter()
+    host = returned - called
+    if sleep > 0:
+        return result, Sample(host, device=start.elapsed_time(end) / 1e3)
+    return result, Sample(host, latency=finished - called)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

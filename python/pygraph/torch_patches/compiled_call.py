@@ -1,0 +1,153 @@
+"""Makes the call of a compiled function or module cheaper, up to Dynamo's guards.
+
+What ``torch.compile`` returns is Python around Python: a function that looks whether somebody traces,
+exports, or has changed Dynamo's stance, and for a module a module around that. The engine
+(bindings/compiled_call.h) does the same without Python where the answers are the usual ones, and
+leaves any other call to PyTorch. Only for programs of PyGraph's, and only where PyTorch's functions
+are those that are known.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch._dynamo import config, eval_frame, mutation_guard
+from torch.nn.modules import module as module_calls
+
+from pygraph import options, runtime
+from pygraph.polyfills import digest_of
+from pygraph.torch_patches.patches import NONE, note_failure
+
+# Of the source of what the engine does in their place.
+_DIGEST = "2ad85614e16f95e7"
+
+_pytorchs_compile = eval_frame.OptimizeContext.__call__
+_pytorchs_module_call = eval_frame.OptimizedModule.__call__
+
+
+def _is_known() -> bool:
+    digest = digest_of(
+        (
+            eval_frame._TorchDynamoContext.__init__,
+            _pytorchs_compile,
+            eval_frame.OptimizeContext.__init__,
+            _pytorchs_module_call,
+            eval_frame._callback_from_stance,
+            eval_frame._is_skip_guard_eval_unsafe_stance,
+            mutation_guard.install_generation_tagging_init,
+            torch._guards.TracingContext.try_get,
+            torch.compiler.is_exporting,
+            torch.fx._symbolic_trace.is_fx_symbolic_tracing,
+            torch.nn.Module._wrapped_call_impl,
+            torch.nn.Module._call_impl,
+            module_calls._has_any_global_hook,
+        )
+    )
+    return digest == _DIGEST and eval_frame._maybe_set_eval_frame is eval_frame.set_eval_frame
+
+
+@functools.cache
+def install() -> None:
+    """For what is compiled from now on; once per process. Never raises."""
+    try:
+        engine = runtime.engine()
+    except ImportError:  # the backend says so when it is called
+        return
+    try:
+        if not _is_known():
+            return
+        module_type: Any = eval_frame.OptimizedModule
+        module_call = engine.module_call(module_type, _pytorchs_module_call)
+    except Exception as error:
+        note_failure("the call of compiled modules", error)
+        return
+    module_type.__call__ = module_call
+    context_type: Any = eval_frame.OptimizeContext
+    context_type.__call__ = _compile
+
+
+def _compile(context: eval_frame.OptimizeContext, function: Any) -> Any:
+    """As OptimizeContext.__call__, which makes what ``torch.compile`` returns."""
+    compiled = _pytorchs_compile(context, function)
+    try:
+        is_usual = (
+            type(compiled) is types.FunctionType  # not a module, whose `forward` passed here before
+            and len(context.enter_exit_hooks) == 1
+            and context.error_on_graph_break is None
+            and _is_ours(context)
+        )
+        return _cheaper(context, compiled) if is_usual else compiled
+    except Exception as error:  # of a backend's attributes, too
+        note_failure("the call of a compiled function", error)
+        return compiled
+
+
+def _is_ours(context: eval_frame.OptimizeContext) -> bool:
+    """Whether PyGraph's backend is to compile it, and may change how it is called."""
+    request = eval_frame.innermost_backend(context.callback)
+    if not hasattr(getattr(request, "compiler_fn", request), "transforms_for"):
+        return False
+    asked = (getattr(request, "kwargs", {}).get("options") or {}).get("pygraph.patches")
+    return (asked or options.default_patches()) != NONE
+
+
+def _cheaper(context: eval_frame.OptimizeContext, wrapper: Any) -> Callable[..., Any]:
+    function = wrapper._torchdynamo_orig_callable
+    owner = getattr(function, "__self__", None)
+    is_module = isinstance(owner, torch.nn.Module) and function == owner.__call__
+    call = runtime.engine().compiled_call(
+        wrapper,
+        function,
+        owner if is_module else None,
+        _Callback(context.callback),
+        context.enter_exit_hooks,
+        context.fullgraph,
+        _raise_to_user,
+    )
+
+    @functools.wraps(wrapper)
+    def compile_wrapper(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    eval_frame.skip_code(compile_wrapper.__code__)  # type: ignore[attr-defined]
+    attributes = compile_wrapper.__dict__
+    attributes["__wrapped__"] = function
+    attributes["_torchdynamo_wrapper_id"] = id(compile_wrapper)
+    attributes["_pygraph_compiled_call"] = call
+    return compile_wrapper
+
+
+class _Callback:
+    """A callback of Dynamo's whose backend is found in one step instead of three.
+
+    Dynamo walks from wrapper to wrapper at each call, to look for code that this backend has compiled.
+    """
+
+    __slots__ = ("_callback", "_torchdynamo_orig_backend")
+
+    def __init__(self, callback: Callable[..., Any]) -> None:
+        self._callback = callback
+        self._torchdynamo_orig_backend = eval_frame.innermost_backend(callback)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._callback(*args)
+
+
+def _raise_to_user(error: BaseException) -> NoReturn:
+    """As PyTorch's wrapper shows an exception of Dynamo's."""
+    from torch._dynamo.exc import ShortenTraceback, UncapturedHigherOrderOpError, Unsupported
+
+    if isinstance(error, (Unsupported, UncapturedHigherOrderOpError)):
+        if config.verbose:
+            raise error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause.__cause__.with_traceback(None)
+            cause = cause.__cause__
+        raise error.with_traceback(None) from error.__cause__
+    assert isinstance(error, ShortenTraceback)
+    raise error.remove_dynamo_frames() from None

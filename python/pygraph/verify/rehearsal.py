@@ -1,0 +1,212 @@
+"""One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
+
+Copies are needed of what a run overwrites: of much that was saved for a backward, which a replay gives
+to its results. So that the device need not have room for that twice, the originals wait in host memory
+until the call itself is made, and each run has its copies from there.
+
+What is compared with what, and what follows from it, is the subject of verify.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu import allocator, host_memory
+from pygraph.gpu.clones import clone_shared_storages, sharing_storages
+from pygraph.gpu.fingerprint import forget
+from pygraph.record.recorder import Recording
+from pygraph.select.trial import timed
+
+log = logging.getLogger("pygraph")
+
+ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
+
+
+class VerificationError(RuntimeError):
+    """The reason a graph is not to be used, in words for the report."""
+
+
+class WrongReplay(VerificationError):
+    """The graph does something else than the function."""
+
+
+class Rehearsal:
+    """The inputs before a call, and ways to run on copies of them.
+
+    Nothing has run when it is constructed. The call consumes ``args``, as compiled functions do.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[Any]], Sequence[Any]],
+        args: list[Any],
+        recording: Recording,
+        mutated: frozenset[int],
+    ) -> None:
+        self._recording = recording
+        self._function = function
+        self._args = args
+        self._pair = recording.pair
+        forms = [g for g in (recording.graph, recording.branched) if g is not None]
+        # What nobody else holds; to be asked before Python has looked at the storages (clones.py).
+        groups = runtime.engine().given_away(args) if recording.given_away else []
+        self._may_wait = [i for group in groups for i in group.positions]
+        # A result that is an argument must not be compared with itself: so each run has its own.
+        own = mutated.union(recording.returned, *(form.donated for form in forms))
+        self._overwritten = sorted(own)
+        self._visible = sorted(sharing_storages(args, mutated) - recording.given_away)
+        self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
+        self._movable_bytes = sum(args[i].nbytes for i in self._movable)
+        self._waiting: list[int] = []  # in host memory: none or all that is movable
+        self._device: torch.device | None = None  # that they are to come back to
+        donated = sum(args[i].nbytes for i in recording.graph.donated)
+        self._at_stake = recording.graph.output_bytes + donated  # bytes that a run works with
+        self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
+        self._generators = recording.generators
+        self._offsets = [generator.get_offset() for generator in self._generators]
+
+    @property
+    def visible(self) -> list[int]:
+        """Positions of the inputs that are results after the outputs."""
+        return self._visible
+
+    @property
+    def graph(self) -> Any:
+        """The form of the graph that is to be used, as far as is known."""
+        return self._recording.graph
+
+    def _give_memory_back(self) -> None:
+        """Runs take pieces of different sizes, with and without donated memory."""
+        forget()  # it lies in a piece that a run has left, which could not be given back
+        allocator.give_back(after=self._at_stake)
+
+    def _timer(self, form: Any) -> Callable[[], float]:
+        """Makes one replay on clones; returns the seconds that the GPU took."""
+        self._give_memory_back()
+
+        def replay() -> float:
+            args = self._clones()
+            self._set_offsets()
+            sleep = 1.5 * self._host_seconds + 50e-6
+            _, sample = timed(lambda: form.replay(args, True), sleep)
+            self._host_seconds = sample.host
+            assert sample.device is not None  # because it slept
+            return sample.device
+
+        return replay
+
+    def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
+        """The call: its outputs, and all its results. After this the inputs are gone."""
+        self.graph.release_workspace()  # not to be held beside what the call allocates
+        self._give_memory_back()
+        self._set_offsets()
+        if self._device is not None:
+            self._move(self._device)
+            self._waiting = []
+        kept = {i: self._args[i] for i in self._visible}
+        outputs = list(self._function(self._args))
+        return outputs, self._results(outputs, kept)
+
+    def _run(
+        self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
+    ) -> list[torch.Tensor]:
+        """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
+
+        def run() -> list[torch.Tensor]:
+            args = self._clones()
+            self._set_offsets()
+            kept = {i: args[i] for i in self._visible}
+            load(2 * self._host_seconds)
+            start = time.perf_counter()
+            outputs = self._function(args)
+            self._host_seconds = time.perf_counter() - start
+            results = self._results(outputs, kept)
+            return [results[i] for i in wanted]
+
+        return self._with_room(run)
+
+    def _replay(
+        self,
+        poison: int,
+        wanted: Sequence[int] | None = None,
+        gives_away: bool = True,
+        load: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:
+        """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
+        calls do, and with other work. Raises VerificationError."""
+
+        def run() -> list[torch.Tensor]:
+            args = self._clones()
+            self._set_offsets()
+            try:
+                self._pair.poison()
+                load()
+                outputs = list(self.graph.replay(args, gives_away, poison))
+            except runtime.engine().DriverError as error:
+                raise VerificationError(f"the graph cannot be launched: {error}") from error
+            torch.cuda.current_stream().synchronize()
+            if not gives_away:
+                self.graph.release_workspace()  # it has room for what was not given away
+            if not self._pair.untouched():
+                raise WrongReplay(
+                    "verification failed: the graph writes to memory it was recorded with"
+                )
+            results = self._results(outputs, args)
+            return results if wanted is None else [results[i] for i in wanted]
+
+        return self._with_room(run)
+
+    def _clones(self) -> list[Any]:
+        """The arguments of one run. Its writes count for none of the call's own tensors: what is not
+        cloned has a version counter of its own."""
+        clones = clone_shared_storages(self._args, self._overwritten, self._device)
+        return [
+            clone.data if clone is arg and isinstance(arg, torch.Tensor) else clone
+            for clone, arg in zip(clones, self._args, strict=True)
+        ]
+
+    def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The run's results; of inputs in host memory where they are large, or memory is short."""
+        if self._movable_bytes > allocator.MUCH:
+            self._park()
+        self._give_memory_back()
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            if not self._park():
+                raise
+        return run()  # the error, which holds what the first one had, is gone
+
+    def _park(self) -> bool:
+        """Moves to host memory what is overwritten and held by nobody else; whether that helps."""
+        if self._waiting or not self._movable or not host_memory.has_room(self._movable_bytes):
+            return False
+        self._device = self._args[self._movable[0]].device
+        self._waiting = self._movable
+        self._move(torch.device("cpu"))
+        log.info("%d inputs wait in host memory", len(self._waiting))
+        return True
+
+    def _move(self, device: torch.device) -> None:
+        """Moves what waits, and what shares its memory."""
+        moved = clone_shared_storages(self._args, self._waiting, device)
+        for i in self._may_wait:
+            self._args[i] = moved[i]
+
+    def _results(
+        self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
+    ) -> list[torch.Tensor]:
+        """Everything that somebody will see: the outputs, then the inputs that were written."""
+        written = [args[i] for i in self._visible]
+        tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
+        return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
+
+    def _set_offsets(self) -> None:
+        for generator, offset in zip(self._generators, self._offsets, strict=True):
+            generator.set_offset(offset)
