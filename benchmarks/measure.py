@@ -19,7 +19,7 @@ import time
 import traceback
 import unittest.mock
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._inductor.utils
@@ -141,7 +141,7 @@ def _prepare(
         row.compile_s -= (time.perf_counter() - start) / 3 * _FIRST_CALLS
     if name in SAME_CODE:
         row.compile_s = None  # found much of it compiled
-    row.graphs = _states(set(runtime.partitions) - others)
+    row.graphs = _states(cast("set[Partition]", set(runtime.partitions) - others))
     return variant
 
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.workloads import Inputs, Workload
 from pygraph import operators
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.options import TRANSFORMS
 
 VARIANTS = ("eager", "inductor+graphs", "inductor", "pygraph", "hand-made graph")
 # What each of PyGraph's parts adds, in this order: the code transformations under Inductor's graphs,

@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
-from pygraph.fx_passes.fx_nodes import Applied
+from pygraph.runtime import AnyPartition
 
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """One transformation that was applied. where: the user's "file:line", or empty."""
+
+    transform: str
+    what: str
+    where: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Observation:
     """
 
     graphs: list[tuple[str, fx.Graph]] = dataclasses.field(default_factory=list)
-    partitions: list[Partition] = dataclasses.field(default_factory=list)
+    partitions: list[AnyPartition] = dataclasses.field(default_factory=list)
     applied: list[Applied] = dataclasses.field(default_factory=list)
     breaks: list[Cut] = dataclasses.field(default_factory=list)
 
@@ -48,7 +54,7 @@ class Observation:
         for note in applied:
             self.note_applied(note)
 
-    def forget(self, graphs: Iterable[Any], partitions: Collection[Partition]) -> None:
+    def forget(self, graphs: Iterable[Any], partitions: Collection[AnyPartition]) -> None:
         """What was compiled and is compiled anew."""
         gone = {id(graph) for graph in graphs}
         self.graphs = [graph for graph in self.graphs if id(graph) not in gone]

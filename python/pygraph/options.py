@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from pygraph.fx_passes.names import TRANSFORMS
-from pygraph.torch_patches.patches import EXACT, LEVELS
+LIBRARY_FUNCTIONS = "library_functions"  # before there is a graph: pygraph.polyfills
+TRANSFORMS = ("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", LIBRARY_FUNCTIONS)
+
+# How much of PyTorch is changed to make calls cheaper (pygraph.torch_patches.patches).
+NONE, EXACT, ALL = LEVELS = ("none", "exact", "all")
+
 
 _PREFIX = "pygraph."
 
@@ -49,9 +53,10 @@ class Options:
         and that is faster. 1 keeps the program's order.
     transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
         given. "none" for none.
-    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.torch_patches.patches`): "exact" for
-        changes that nothing but time tells from PyTorch's own, "all" for guards that miss some changes
-        of classes, too, "none" for nothing. The environment variable PYGRAPH_PATCHES gives the default.
+    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.torch_patches`):
+        "exact" for changes that nothing but time tells from PyTorch's own, "all" for guards that miss
+        some changes of classes, too, "none" for nothing. The environment variable PYGRAPH_PATCHES
+        gives the default.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
         that needs more is refused.
     """

@@ -8,16 +8,23 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
-
 log = logging.getLogger("pygraph")
 
-partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+
+class AnyPartition(Protocol):
+    """A :class:`pygraph.partition.partition.Partition`, for what that package is built on."""
+
+    info: Any
+    entries: dict[bytes, Any]
+
+    def reset(self) -> None: ...
+
+
+partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
 
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
 record_lock = threading.Lock()
@@ -62,12 +69,12 @@ def notice_once(text: str) -> None:
     log.warning(text)
 
 
-def all_partitions() -> list[Partition]:
+def all_partitions() -> list[AnyPartition]:
     """Those that are alive. Thread-safe."""
     return members(partitions)
 
 
-def members(of: weakref.WeakSet[Partition]) -> list[Partition]:
+def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
     """What is alive of a set that other threads change."""
     while True:
         with contextlib.suppress(RuntimeError):  # one was added or dropped meanwhile

@@ -14,15 +14,13 @@ import re
 import traceback
 import weakref
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._dynamo import eval_frame, symbolic_convert
 
 from pygraph import observations, runtime
-
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
+from pygraph.runtime import AnyPartition
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 # Dynamo gives a function up that it has compiled too often: so many more times must be left.
@@ -66,13 +64,13 @@ class Compilation:
         translator = getattr(symbolic_convert.tls, "current_tx", None)
         self._code = translator.output.root_tx.f_code if translator is not None else None
         self.cuts = frozenset(cuts)
-        self._partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+        self._partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
         self.graphs: list[Any] = []  # that an observation has noted of it
         # What it is to be compiled anew for. The engine's guard looks whether there is anything.
         self.expired: list[str] = []
         self.has_guard = False
 
-    def add(self, partition: Partition) -> None:
+    def add(self, partition: AnyPartition) -> None:
         """One of its partitions."""
         self._partitions.add(partition)
 

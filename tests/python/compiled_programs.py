@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from pygraph.options import EXACT
 from pygraph.torch_patches import call_overhead
-from pygraph.torch_patches.patches import EXACT
 
 X = torch.arange(3.0)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
+from pygraph.options import ALL
 from pygraph.torch_patches import module_guards
-from pygraph.torch_patches.patches import ALL
 from tests.python.compiled_programs import ReducingBackend
 from tests.python.test_guards import trees_checked_at_once
 

@@ -17,9 +17,8 @@ from torch import nn
 
 import pygraph
 from pygraph import cli, operators
-from pygraph.fx_passes.names import TRANSFORMS
 from pygraph.observations import observing
-from pygraph.options import Options
+from pygraph.options import TRANSFORMS, Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.report import measure, profile, wording

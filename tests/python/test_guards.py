@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph.polyfills import digest_of
+from pygraph.options import ALL, EXACT
+from pygraph.source_digest import digest_of
 from pygraph.torch_patches import guards, module_guards
-from pygraph.torch_patches.patches import ALL, EXACT
 from tests.python.compiled_programs import ReducingBackend
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import runtime
-from pygraph.polyfills import digest_of
+from pygraph.source_digest import digest_of
 from pygraph.torch_patches import parameters
 from pygraph.torch_patches.patches import Changes
 from tests.python.compiled_programs import Backend, ReducingBackend, X

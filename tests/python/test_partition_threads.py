@@ -209,7 +209,7 @@ def test_what_two_threads_have_seen_at_once_is_kept(
     """Each thread's call sees another input written."""
     monkeypatch.undo()
     seen = threading.Barrier(2)
-    monkeypatch.setattr("pygraph.partition.Watch", _Watch)
+    monkeypatch.setattr("pygraph.partition.partition.Watch", _Watch)
 
     def function(args: list[Any]) -> list[Any]:
         seen.wait()

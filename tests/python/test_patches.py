@@ -18,9 +18,10 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import Guard
 
 from pygraph import options, runtime
+from pygraph.options import ALL, EXACT, LEVELS, NONE
 from pygraph.torch_patches import call_overhead, compiled_call, module_guards, parameters
 from pygraph.torch_patches import guards as cheaper_guards
-from pygraph.torch_patches.patches import ALL, EXACT, LEVELS, NONE, Changes
+from pygraph.torch_patches.patches import Changes
 from tests.python.compiled_programs import Backend, OurBackend, ReducingBackend, X
 
 

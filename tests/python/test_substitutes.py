@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph import polyfills
 from pygraph.compile.backend import backend
-from pygraph.fx_passes.names import LIBRARY_FUNCTIONS, TRANSFORMS
-from pygraph.polyfills import digest_of, substitute, torchvision_masks, torchvision_pooling
+from pygraph.options import LIBRARY_FUNCTIONS, TRANSFORMS
+from pygraph.polyfills import substitute, torchvision_masks, torchvision_pooling
 from pygraph.report.estimate import estimate
+from pygraph.source_digest import digest_of
 
 roi_heads = pytest.importorskip("torchvision.models.detection.roi_heads")
 poolers = pytest.importorskip("torchvision.ops.poolers")

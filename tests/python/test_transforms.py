@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.fx_passes.fx_nodes import drop_unused, is_device_copy, is_on_cpu, is_on_gpu
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.fx_passes.names import TRANSFORMS
 from pygraph.observations import Observation
+from pygraph.options import TRANSFORMS
 from pygraph.report.fake_gpu import trace
 
 X = torch.randn(8, 8)

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.options import TRANSFORMS
 
 CPU = torch.device("cpu")
 SIZE = 4

@@ -3,9 +3,10 @@
 Inductor compiles; PyGraph owns one step of it. ``compile_fx`` accepts a function for the innermost
 compilation, which forward, lazily compiled backward, inference and cache hits all pass through. Ours
 lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
-runtime off, then puts a :class:`~pygraph.partition.partition.Partition` in the place of each partition's
-function. Inductor's kernels get barriers that they lack (:mod:`pygraph.compile.barriers`), and what PyTorch
-does around a call is made cheaper (:mod:`pygraph.torch_patches.patches`).
+runtime off, then replaces each partition's function by a
+:class:`~pygraph.partition.partition.Partition`. Inductor's kernels get barriers that they lack
+(:mod:`pygraph.compile.barriers`), and what PyTorch does around a call is made cheaper
+(:mod:`pygraph.torch_patches`).
 """
 
 from __future__ import annotations

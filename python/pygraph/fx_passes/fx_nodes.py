@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,15 +11,6 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 CPU = torch.device("cpu")
-
-
-@dataclasses.dataclass(frozen=True)
-class Applied:
-    """One transformation that was applied. where: the user's "file:line", or empty."""
-
-    transform: str
-    what: str
-    where: str
 
 
 def value_of(node: fx.Node) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from pygraph.fx_passes.fx_nodes import Applied, drop_unused, gpu_of
+from pygraph.fx_passes.fx_nodes import drop_unused, gpu_of
 from pygraph.fx_passes.move_cpu_operands import Placement
 from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
+from pygraph.observations import Applied
 
 log = logging.getLogger("pygraph")
 

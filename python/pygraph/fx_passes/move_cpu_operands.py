@@ -34,7 +34,6 @@ from pygraph.fx_passes.cpu_values import (
     number_of,
 )
 from pygraph.fx_passes.fx_nodes import (
-    Applied,
     add_call,
     is_device_copy,
     is_on_cpu,
@@ -44,6 +43,7 @@ from pygraph.fx_passes.fx_nodes import (
     source_line,
     value_of,
 )
+from pygraph.observations import Applied
 
 aten = torch.ops.aten
 

@@ -9,7 +9,6 @@ import pygraph.operators  # noqa: F401  registers pygraph::keep_on_cpu
 from pygraph.fx_passes.aliases import Memory
 from pygraph.fx_passes.cpu_values import ancestors_of
 from pygraph.fx_passes.fx_nodes import (
-    Applied,
     add_call,
     is_device_copy,
     is_on_cpu,
@@ -20,6 +19,7 @@ from pygraph.fx_passes.fx_nodes import (
     source_line,
     value_of,
 )
+from pygraph.observations import Applied
 
 
 def sink_cpu_outputs(graph: fx.Graph) -> list[Applied]:

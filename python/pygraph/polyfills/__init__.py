@@ -18,9 +18,7 @@ transformation is ``library_functions``.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
 import logging
 import os
 import sys
@@ -32,8 +30,9 @@ import torch
 from torch._guards import TracingContext
 
 from pygraph import observations
-from pygraph.fx_passes.fx_nodes import Applied
-from pygraph.fx_passes.names import LIBRARY_FUNCTIONS
+from pygraph.observations import Applied
+from pygraph.options import LIBRARY_FUNCTIONS
+from pygraph.source_digest import digest_of
 
 log = logging.getLogger("pygraph")
 
@@ -97,15 +96,6 @@ def substitute(
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(chosen)
 
     return decorate
-
-
-def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
-    """Of the functions' source; empty where there is none."""
-    try:
-        text = "".join(inspect.getsource(function) for function in functions)
-    except (OSError, TypeError):
-        return ""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pygraph import runtime
-from pygraph.fx_passes.names import TRANSFORMS
+from pygraph.options import TRANSFORMS
 from pygraph.report.explanation import Report
 
 __all__ = ["Report", "explain"]

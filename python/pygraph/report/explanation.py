@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pygraph.fx_passes.fx_nodes import Applied
-from pygraph.observations import Cut
+from pygraph.observations import Applied, Cut
 
 SCHEMA_VERSION = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -62,11 +62,15 @@ def measure(
     )
 
 
+def _partitions(observation: Observation) -> list[Partition]:
+    return cast("list[Partition]", observation.partitions)
+
+
 def _is_waiting(observation: Observation) -> bool:
     """Whether a function that was called more than once is still to be recorded, or on trial."""
     return any(
         partition.is_waiting(key, entry)
-        for partition in observation.partitions
+        for partition in _partitions(observation)
         for key, entry in partition.entries.copy().items()
     )
 
@@ -74,7 +78,7 @@ def _is_waiting(observation: Observation) -> bool:
 def graph_rows(observation: Observation) -> list[GraphRow]:
     """One row per partition and signature that was called more than once."""
     rows = []
-    for partition in observation.partitions:
+    for partition in _partitions(observation):
         for entry in partition.entries.copy().values():
             graph = entry.graph
             if graph is None and entry.state is State.UNCAPTURED:

@@ -1,9 +1,9 @@
 """Makes what Dynamo does before each call cheaper, for programs that PyGraph compiles.
 
 A replay takes 3 to 5 us; what Dynamo and autograd do before it takes from 10 to hundreds. Much of that
-can be had for less, with the same result. :mod:`pygraph.torch_patches.compiled_call` makes the way to Dynamo's guards
-shorter, :mod:`pygraph.torch_patches.guards` the guards, :mod:`pygraph.torch_patches.parameters` the loading of parameters; here,
-of the compilation, are
+can be had for less, with the same result. :mod:`.compiled_call` makes the way to Dynamo's guards
+shorter, :mod:`.guards` the guards, :mod:`.parameters` the loading of parameters; here, of the
+compilation, are
 
     numbers              a NumPy number in a model is made a tensor up to four times per call: for two
                          guards, and twice to be passed. (Python's numbers, where they vary, once.) The
@@ -41,10 +41,11 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
 
 from pygraph import runtime
-from pygraph.polyfills import digest_of
+from pygraph.options import EXACT, NONE
+from pygraph.source_digest import digest_of
 from pygraph.torch_patches import guards as cheaper_guards
 from pygraph.torch_patches import parameters
-from pygraph.torch_patches.patches import EXACT, NONE, Changes, note_failure
+from pygraph.torch_patches.patches import Changes, note_failure
 from pygraph.uncapturable import Compilation
 
 

@@ -19,8 +19,9 @@ from torch._dynamo import config, eval_frame, mutation_guard
 from torch.nn.modules import module as module_calls
 
 from pygraph import options, runtime
-from pygraph.polyfills import digest_of
-from pygraph.torch_patches.patches import NONE, note_failure
+from pygraph.options import NONE
+from pygraph.source_digest import digest_of
+from pygraph.torch_patches.patches import note_failure
 
 # Of the source of what the engine does in their place.
 _DIGEST = "2ad85614e16f95e7"

@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd import utils as aot_utils
 from torch._guards import Guard
 
 from pygraph import runtime
-from pygraph.polyfills import digest_of
+from pygraph.source_digest import digest_of
 from pygraph.torch_patches import module_guards
 from pygraph.torch_patches.patches import Changes
 from pygraph.uncapturable import Compilation

@@ -54,7 +54,7 @@ from torch._dynamo.variables.base import (
 )
 from torch._guards import Guard, Source
 
-from pygraph.polyfills import digest_of
+from pygraph.source_digest import digest_of
 
 _dynamos_guard_attribute = getattr(guards.GuardBuilder, "HASATTR", None)
 _DIGEST_OF_ATTRIBUTE = "15d8a69b7d7198cd"  # of its source

@@ -21,7 +21,7 @@ from torch._dynamo.source import AttrSource, ChainedSource, DictGetItemSource, N
 from torch._guards import Source
 
 from pygraph import runtime
-from pygraph.polyfills import digest_of
+from pygraph.source_digest import digest_of
 from pygraph.torch_patches.patches import Changes
 
 # Of the source of what writes the code: each argument's own, in their order, and nothing in between.

@@ -15,8 +15,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pygraph import runtime
-
-NONE, EXACT, ALL = LEVELS = ("none", "exact", "all")
+from pygraph.options import ALL, EXACT, NONE
 
 
 class Changes:
