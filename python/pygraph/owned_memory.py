@@ -76,8 +76,8 @@ def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _references_taken() -> int:
-    """How many references a snapshot takes from each item of its argument: a pool's numbers, and whether
-    it includes traces. It should be none. PyTorch 2.11 takes one (``THCPModule_memorySnapshot`` owns
+    """How many references a snapshot takes from each item of its argument: a pool's numbers,
+    and whether it includes traces. It should be none. PyTorch 2.11 takes one (``THCPModule_memorySnapshot`` owns
     what ``PyTuple_GetItem`` lends), so that the numbers are freed while the pool still has them, and
     ``False`` itself is after some thousand snapshots, up to Python 3.11."""
     kept = [int("1000000007"), int("1000000009")]  # no constants of the code

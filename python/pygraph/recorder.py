@@ -78,7 +78,7 @@ def record(
         count = 0
         for index in range(2):
             # Stand-ins count as memory, and take none.
-            with runtime.drawing(), gpu_memory.unlimited():
+            with runtime.capturing(), gpu_memory.unlimited():
                 count = _capture(function, pair, index, device, sources, generators)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)
