@@ -76,10 +76,10 @@ def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _references_taken() -> int:
-    """How many references a snapshot takes from each item of its argument: a pool's numbers,
-    and whether it includes traces. It should be none. PyTorch 2.11 takes one (``THCPModule_memorySnapshot`` owns
-    what ``PyTuple_GetItem`` lends), so that the numbers are freed while the pool still has them, and
-    ``False`` itself is after some thousand snapshots, up to Python 3.11."""
+    """How many references a snapshot takes from each item of its argument: a pool's numbers, and
+    whether it includes traces. It should be none. PyTorch 2.11 takes one, as
+    ``THCPModule_memorySnapshot`` owns what ``PyTuple_GetItem`` lends. So the numbers would be freed
+    while the pool still has them, and ``False`` itself after some thousand snapshots (before 3.12)."""
     kept = [int("1000000007"), int("1000000009")]  # no constants of the code
     before = [sys.getrefcount(number) for number in kept]
     for number in kept:

@@ -104,7 +104,7 @@ def drawing() -> Iterator[None]:
 
     What is part of a capture does not wait: the capture may be waiting for it.
     """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if _is_part_of_a_capture():
         yield
         return
     lock = _own_lock()
@@ -114,6 +114,12 @@ def drawing() -> Iterator[None]:
     finally:
         if is_alone:
             lock.release()
+
+
+def _is_part_of_a_capture() -> bool:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 @contextlib.contextmanager
