@@ -118,6 +118,36 @@ def test_programs_that_draw_are_recorded_beside_each_other() -> None:
     assert errors == [] and len(captured()) >= len(models)
 
 
+def test_a_thread_that_draws_for_long_gets_no_error_from_a_recording() -> None:
+    """Such as a first call, which loads and tunes kernels. The recording is left to a later call."""
+    begun, may_end = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            with runtime.drawing():
+                while not may_end.wait(0.001):
+                    torch.rand(16, device="cuda")
+                    begun.set()
+        except BaseException as error:
+            errors.append(error)
+
+    model = compiled(lambda x: x.exp() * 2)
+    x = randn(256, 256)
+    model(x)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    begun.wait()
+    for _ in range(2):
+        torch.testing.assert_close(model(x), x.exp() * 2)
+    assert captured() == [] and refusals() == []
+    may_end.set()
+    thread.join()
+    for _ in range(2):
+        torch.testing.assert_close(model(x), x.exp() * 2)
+    assert errors == [] and len(captured()) == 1
+
+
 def _attend(x: torch.Tensor) -> torch.Tensor:
     q = x.half().view(1, 4, 64, 64)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
