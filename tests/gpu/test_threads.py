@@ -310,6 +310,30 @@ def test_graphs_are_recorded_and_dropped_while_a_host_callback_is_pending() -> N
             torch.testing.assert_close(result, torch.relu(x @ x).cumsum(0) + index)
 
 
+def test_a_recording_beside_ffts_whose_plans_are_dropped_while_a_host_callback_is_pending() -> None:
+    """Who drops a plan may wait for the GPU, and the recording waits for who drops it."""
+    x = randn(256, 256)
+    begun = threading.Event()
+
+    def drop() -> None:
+        begun.set()
+        torch.backends.cuda.cufft_plan_cache.clear()
+
+    with torch.no_grad(), _watchdog(120):
+        for index in range(6):
+            torch.fft.fft(x)
+            begun.clear()
+            model = compiled(lambda x, index=index: torch.relu(x @ x) + index)
+            model(x)
+            with _host_callback_pending(0.3):
+                thread = threading.Thread(target=drop)
+                thread.start()
+                begun.wait()
+                result = model(x)
+            thread.join()
+            torch.testing.assert_close(result, torch.relu(x @ x) + index)
+
+
 def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:
     model = compiled(lambda x: torch.relu(x @ x) + 1)
     x = randn(256, 256)
