@@ -23,7 +23,7 @@ GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 .PHONY: fuzz fuzz-engine fuzz-programs soak sanitize-gpu run test test-engine test-python test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
-	$(PY) -m pygraph.demo --example build/engine/examples/cpp/relocate
+	$(PY) -m examples.python.demo --example build/engine/examples/cpp/relocate
 
 test: test-engine test-python
 

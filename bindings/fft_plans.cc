@@ -7,10 +7,13 @@
 
 #include <mutex>
 
+#include "without_python_lock.h"
+
 namespace pygraph {
 namespace {
 
-std::shared_mutex g_mutex;       // held while plans are dropped
+// Held while plans are dropped, which may wait for the device; to be taken without Python's lock.
+std::shared_mutex g_mutex;
 uint64_t g_generation = 0;       // times that some may have been, on any device; under the lock
 constexpr int64_t kMargin = 16;  // plans that other threads may add meanwhile
 
@@ -19,12 +22,14 @@ constexpr auto kBelow =
 
 // BackendSelect is among the keys of every call, and the operators have no kernel there.
 void clear_plan_cache(c10::DispatchKeySet keys, at::DeviceIndex device) {
+  const WithoutPythonLock unlocked;
   const std::lock_guard lock(g_mutex);
   ++g_generation;
   at::redispatch::_cufft_clear_plan_cache(keys & kBelow, device);
 }
 
 void set_plan_cache_max_size(c10::DispatchKeySet keys, at::DeviceIndex device, int64_t size) {
+  const WithoutPythonLock unlocked;
   const std::lock_guard lock(g_mutex);
   ++g_generation;
   at::redispatch::_cufft_set_plan_cache_max_size(keys & kBelow, device, size);
@@ -33,6 +38,7 @@ void set_plan_cache_max_size(c10::DispatchKeySet keys, at::DeviceIndex device, i
 }  // namespace
 
 FftPlans::FftPlans(c10::DeviceIndex device) : device_(device) {
+  const WithoutPythonLock unlocked;
   const std::shared_lock lock(g_mutex);
   generation_ = g_generation;
 }

@@ -332,7 +332,7 @@ PYBIND11_MODULE(_engine, m) {
   m.def("has_transform_wrapper",
         [](const py::tuple& arguments) { return has_transform_wrapper(arguments.ptr()); });
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
-  m.def("free_pool", &free_pool);
+  m.def("free_pool", &free_pool, py::call_guard<py::gil_scoped_release>());
   m.add_object("as_tensor", steal(make_as_tensor()));
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));

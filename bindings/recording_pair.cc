@@ -116,12 +116,13 @@ void RecordingPair::begin(int index, CUstream stream) {
 }
 
 void RecordingPair::end() {
-  if (!scope_) return;
-  operators_ = operator_log_->take();
-  uses_fft_plans_ |= operators_.uses_fft_plans;
-  scratch_ = workspaces_->stand_ins();
+  if (operator_log_) {
+    operators_ = operator_log_->take();
+    uses_fft_plans_ |= operators_.uses_fft_plans;
+    scratch_ = workspaces_->stand_ins();
+    logs_[current_] = scope_->log();
+  }
   operator_log_.reset();
-  logs_[current_] = scope_->log();
   scope_.reset();
   workspaces_.reset();
 }

@@ -6,9 +6,9 @@ why the rest does not, :func:`stats` what became of each graph; :func:`reset` gi
 back.
 """
 
+from pygraph._version import __version__
 from pygraph.report import Report, explain
 from pygraph.report.stats import GraphStats, stats
 from pygraph.runtime import reset
 
-__version__ = "0.11.0"
 __all__ = ["GraphStats", "Report", "__version__", "explain", "reset", "stats"]

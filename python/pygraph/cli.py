@@ -1,10 +1,9 @@
-"""The command line: ``pygraph explain script.py`` and ``pygraph bench``."""
+"""The command line: ``pygraph explain script.py``."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import runpy
 import sys
 import webbrowser
@@ -29,30 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--output", type=Path, help="where --html writes (default: SCRIPT.html)")
     command.add_argument("script", type=Path)
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-    bench = commands.add_parser(
-        "bench",
-        add_help=False,
-        help="run the benchmarks (in a checkout of PyGraph's repository)",
-    )
-    bench.add_argument("arguments", nargs=argparse.REMAINDER)
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["bench"]:  # its options are its own
-        return _bench(arguments[1:])
-    return _explain(parser.parse_args(arguments))
-
-
-def _bench(arguments: list[str]) -> int:
-    sys.path.insert(0, "")  # the checkout
-    try:
-        run = importlib.import_module("benchmarks.run")
-    except ImportError as error:
-        print(
-            f"pygraph bench: {error}; run it in a checkout of PyGraph's repository, with "
-            "transformers, timm and torchvision installed",
-            file=sys.stderr,
-        )
-        return 2
-    return int(run.main(arguments))
+    return _explain(parser.parse_args(argv))
 
 
 def _explain(options: argparse.Namespace) -> int:

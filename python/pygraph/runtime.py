@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -29,10 +30,14 @@ partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
 record_lock = threading.Lock()
 
-# Held during each capture, and while a function that draws from a default generator runs uncaptured:
-# PyTorch lets no other thread draw from the generator while anything is captured.
-_drawing_lock = threading.RLock()
-_LONGEST_DRAWING = 5.0  # seconds that are waited for another thread, which may wait for this one
+# PyTorch lets no other thread draw from a default generator while anything is captured. So whoever
+# captures holds the locks of all other threads. Any number of threads may draw at a time.
+_own = threading.local()  # `lock`: held while the thread runs a function that draws, uncaptured
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads
+_locks_lock = threading.RLock()  # to add one, and during captures
+_LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; then it is given up
+# Seconds that a thread waits for a capture, which may be waiting for it. Then PyTorch may raise.
+_LONGEST_CAPTURE = 10.0
 
 _SUPPORTED_TORCH = "2.11"
 
@@ -96,16 +101,74 @@ def harmless(doing: str) -> Iterator[None]:
         note(logging.WARNING, "%s failed: %s: %s", doing, type(error).__name__, error)
 
 
+class OthersDraw(RuntimeError):
+    """Other threads run functions that may draw random numbers, for long. Later there may be none."""
+
+
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """For captures, and for uncaptured runs of functions that draw random numbers: one thread at a time
-    is in such a context."""
-    is_alone = _drawing_lock.acquire(timeout=_LONGEST_DRAWING)
+    """For uncaptured runs of functions that may draw random numbers: not while another thread captures.
+
+    What is part of a capture does not wait: the capture may be waiting for it.
+    """
+    if _is_part_of_a_capture():
+        yield
+        return
+    lock = _own_lock()
+    is_alone = lock.acquire(timeout=_LONGEST_CAPTURE)
     try:
         yield
     finally:
         if is_alone:
-            _drawing_lock.release()
+            lock.release()
+
+
+def _is_part_of_a_capture() -> bool:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """For captures, of which there is one at a time: no other thread is in ``drawing()``.
+
+    Raises OthersDraw where one stays there.
+    """
+    end = time.monotonic() + _LONGEST_DRAWING
+    taken: list[Any] = []
+    try:
+        _acquire(_locks_lock, end, taken)
+        own = _own_lock()  # never taken: what the thread itself draws is not at the same time
+        for lock in list(_locks):
+            if lock is not own:
+                _acquire(lock, end, taken)
+        yield
+    finally:
+        for lock in reversed(taken):
+            with contextlib.suppress(RuntimeError):  # interrupted before it was acquired
+                lock.release()
+
+
+def _acquire(lock: Any, end: float, taken: list[Any]) -> None:
+    taken.append(lock)  # first: an interrupt may come right after the lock was acquired
+    if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
+        taken.pop()
+        raise OthersDraw("other threads run functions that draw random numbers")
+
+
+def _own_lock() -> Any:
+    """The thread's."""
+    lock = getattr(_own, "lock", None)
+    if lock is None:
+        lock = _own.lock = threading.RLock()
+        is_alone = _locks_lock.acquire(timeout=_LONGEST_CAPTURE)
+        try:
+            _locks.add(lock)
+        finally:
+            if is_alone:
+                _locks_lock.release()
+    return lock
 
 
 @contextlib.contextmanager

@@ -118,6 +118,36 @@ def test_programs_that_draw_are_recorded_beside_each_other() -> None:
     assert errors == [] and len(captured()) >= len(models)
 
 
+def test_a_thread_that_draws_for_long_gets_no_error_from_a_recording() -> None:
+    """Such as a first call, which loads and tunes kernels. The recording is left to a later call."""
+    begun, may_end = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            with runtime.drawing():
+                while not may_end.wait(0.001):
+                    torch.rand(16, device="cuda")
+                    begun.set()
+        except BaseException as error:
+            errors.append(error)
+
+    model = compiled(lambda x: x.exp() * 2)
+    x = randn(256, 256)
+    model(x)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    begun.wait()
+    for _ in range(2):
+        torch.testing.assert_close(model(x), x.exp() * 2)
+    assert captured() == [] and refusals() == []
+    may_end.set()
+    thread.join()
+    for _ in range(2):
+        torch.testing.assert_close(model(x), x.exp() * 2)
+    assert errors == [] and len(captured()) == 1
+
+
 def _attend(x: torch.Tensor) -> torch.Tensor:
     q = x.half().view(1, 4, 64, 64)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
@@ -278,6 +308,30 @@ def test_graphs_are_recorded_and_dropped_while_a_host_callback_is_pending() -> N
             with _host_callback_pending(0.3):
                 pygraph.reset()
             torch.testing.assert_close(result, torch.relu(x @ x).cumsum(0) + index)
+
+
+def test_a_recording_beside_ffts_whose_plans_are_dropped_while_a_host_callback_is_pending() -> None:
+    """Who drops a plan may wait for the GPU, and the recording waits for who drops it."""
+    x = randn(256, 256)
+    begun = threading.Event()
+
+    def drop() -> None:
+        begun.set()
+        torch.backends.cuda.cufft_plan_cache.clear()
+
+    with torch.no_grad(), _watchdog(120):
+        for index in range(6):
+            torch.fft.fft(x)
+            begun.clear()
+            model = compiled(lambda x, index=index: torch.relu(x @ x) + index)
+            model(x)
+            with _host_callback_pending(0.3):
+                thread = threading.Thread(target=drop)
+                thread.start()
+                begun.wait()
+                result = model(x)
+            thread.join()
+            torch.testing.assert_close(result, torch.relu(x @ x) + index)
 
 
 def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:

@@ -74,3 +74,18 @@ def test_stand_ins_are_not_limited_and_the_limit_comes_back(
         assert shares[-1] == 1.0
         raise ValueError("refused")
     assert shares == ([0.4, 1.0, 0.4] if share < 1 else [1.0])
+
+
+def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [0.4]
+
+    def set_share(share: float) -> None:
+        shares.append(share)
+        if share == 1.0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
+    with pytest.raises(KeyboardInterrupt), gpu_memory.unlimited():
+        pass
+    assert shares[-1] == 0.4

@@ -156,11 +156,9 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
 ) -> None:
     """But while results are alive, only their pieces would be left, for all that follows."""
     events: list[str] = []
-    monkeypatch.setattr(partition_module.gpu_memory, "_is_due", False)
-    monkeypatch.setattr(partition_module.gpu_memory, "bytes_on_gpu", lambda args: 1 << 30)
-    monkeypatch.setattr(
-        partition_module.gpu_memory, "give_back_all", lambda: events.append("give back")
-    )
+    monkeypatch.setattr(partition_module.allocator, "_is_due", False)
+    monkeypatch.setattr(partition_module.allocator, "bytes_on_gpu", lambda args: 1 << 30)
+    monkeypatch.setattr(partition_module.allocator, "give_back_all", lambda: events.append("give back"))
     monkeypatch.setattr(partition_module, "Watch", lambda args, device: _Watch(fails_before=False))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 

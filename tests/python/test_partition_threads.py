@@ -238,6 +238,16 @@ class _Watch:
         return True
 
 
+class _QuietWatch:
+    def __init__(self, args: list[Any], device: int) -> None: ...
+
+    def mutated(self) -> frozenset[int]:
+        return frozenset()
+
+    def draws(self) -> bool:
+        return False
+
+
 def test_a_function_that_may_draw_waits_for_a_recording_that_draws(partition: Partition) -> None:
     """PyTorch would raise: "Offset increment outside graph capture"."""
     done = threading.Event()
@@ -247,13 +257,112 @@ def test_a_function_that_may_draw_waits_for_a_recording_that_draws(partition: Pa
         done.set()
 
     thread = threading.Thread(target=call)
-    with runtime.drawing():
+    with runtime.capturing():
         thread.start()
         assert not done.wait(0.2)
-    thread.join(10)
+    thread.join(5)
     assert done.is_set()
 
 
-def test_a_recording_may_draw_inside_another_context() -> None:
-    with runtime.drawing(), runtime.drawing():
+def test_a_function_with_generators_among_its_arguments_waits_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are in capture mode during a recording, too, and other threads may have the same ones."""
+    monkeypatch.undo()
+    monkeypatch.setattr("pygraph.partition.Watch", _QuietWatch)
+    partition = Partition(lambda args: [], INFO, Options())
+    generator = torch.Generator()
+    for _ in range(2):
+        partition._watched_call(Entry(), [torch.zeros(1), generator])
+    assert partition._watched == 2
+    assert not partition._effects.draws
+    done = threading.Event()
+
+    def call() -> None:
+        partition.uncaptured([torch.zeros(1), generator])
+        done.set()
+
+    thread = threading.Thread(target=call)
+    with runtime.capturing():
+        thread.start()
+        assert not done.wait(0.2)
+    thread.join(5)
+    assert done.is_set()
+
+
+def test_functions_that_draw_do_not_wait_for_each_other() -> None:
+    """They may wait for each other themselves, as a backward does that another thread runs."""
+    both = threading.Barrier(2)
+
+    def draw() -> None:
+        with runtime.drawing():
+            both.wait(0.5)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    draw()
+    thread.join()
+
+
+def test_no_recording_begins_while_another_thread_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would make that thread's next draw raise."""
+    monkeypatch.setattr(runtime, "_LONGEST_DRAWING", 0.05)
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with runtime.drawing():
+            is_inside.set()
+            may_leave.wait(5)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    is_inside.wait(5)
+    with pytest.raises(runtime.OthersDraw), runtime.capturing():
         pass
+    may_leave.set()
+    thread.join()
+    with runtime.capturing():
+        pass
+
+
+def test_a_recording_may_run_inside_a_function_that_draws_and_the_reverse() -> None:
+    with runtime.drawing(), runtime.capturing(), runtime.drawing():
+        pass
+
+
+def test_what_is_part_of_a_capture_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a backward in autograd's thread, which the capture waits for."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    done = threading.Event()
+
+    def draw() -> None:
+        with runtime.drawing():
+            done.set()
+
+    thread = threading.Thread(target=draw)
+    with runtime.capturing():
+        thread.start()
+        assert done.wait(5)
+    thread.join()
+
+
+@pytest.mark.parametrize("leaves_at", [RuntimeError, KeyboardInterrupt])
+def test_a_recording_that_raises_lets_others_draw(leaves_at: type[BaseException]) -> None:
+    done = threading.Event()
+    go_on = threading.Event()
+
+    def draw() -> None:
+        with runtime.drawing():
+            pass
+        go_on.wait(5)
+        with runtime.drawing():
+            done.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    with pytest.raises(leaves_at), runtime.capturing():
+        raise leaves_at
+    go_on.set()
+    assert done.wait(1)
+    thread.join()

@@ -85,8 +85,8 @@ def test_much_that_is_overwritten_waits_on_the_host_if_that_has_room(
         return clone_shared_storages(args, positions, device)
 
     monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
-    monkeypatch.setattr(rehearsal.gpu_memory, "MUCH", 8)
-    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: None)
+    monkeypatch.setattr(rehearsal.allocator, "MUCH", 8)
+    monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: None)
     monkeypatch.setattr(rehearsal.host_memory, "has_room", lambda wanted: wanted == 16 and has_room)
     group = SimpleNamespace(positions=[0])
     monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [group])
@@ -105,7 +105,7 @@ def test_what_fingerprints_keep_goes_before_memory_is_given_back(
 ) -> None:
     """It lies in a piece that a run has left."""
     events: list[str] = []
-    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: events.append("give back"))
+    monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
     monkeypatch.setattr(rehearsal, "forget", lambda: events.append("forget"))
     pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
     recording = Recording(Graph(), pair, [])
@@ -122,8 +122,8 @@ def test_the_calls_own_pieces_stay_for_the_next_call(
     """Memory is given back between runs and before the call, not once its results exist: a later call
     would take its temporary memory from the piece that the results have left."""
     events: list[str] = []
-    monkeypatch.setattr(rehearsal.gpu_memory, "give_back", lambda after: events.append("give back"))
-    monkeypatch.setattr(rehearsal.gpu_memory, "free_library_workspaces", lambda: None)
+    monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
+    monkeypatch.setattr(rehearsal.allocator, "free_library_workspaces", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1)
 

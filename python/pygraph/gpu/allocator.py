@@ -77,8 +77,8 @@ def unlimited() -> Iterator[None]:
     if fraction == 1.0:
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(1.0)
     try:
+        torch.cuda.set_per_process_memory_fraction(1.0)
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(fraction)

@@ -30,7 +30,7 @@ class NotPossible(RuntimeError):
 
 
 def give_back(after: int) -> None:
-    """As that of gpu_memory. Never raises."""
+    """As the one in :mod:`pygraph.gpu.allocator`. Never raises."""
     with contextlib.suppress(Exception):
         allocator.give_back(after)
 

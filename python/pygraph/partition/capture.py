@@ -146,7 +146,7 @@ def _record(
     except Exception as error:
         failed = Attempt((), failure=recorder.describe_failure(error))
         failed.raised = not isinstance(error, runtime.engine().NotRelocatable)
-        failed.is_transient = isinstance(error, recorder.PoolInUse)
+        failed.is_transient = isinstance(error, (recorder.PoolInUse, runtime.OthersDraw))
         if not isinstance(error, torch.OutOfMemoryError):
             failed.operator = uncapturable.operator_in(error)
     # The error, which held what the recording had, is gone.

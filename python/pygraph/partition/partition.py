@@ -84,6 +84,7 @@ class Partition:
         # Of what is known of the signatures, and of what the engine was told; held for moments only.
         self._lock = threading.RLock()
         self._watched = 0
+        self._takes_generators = False  # as arguments, in its first calls
         self._thread = threading.local()  # `is_known`: it has run the function
         self._unpacked: dict[Lengths, Partition] = {}  # for calls with tuples
         self._effects = SideEffects()  # of the function, as seen in its first calls
@@ -115,7 +116,7 @@ class Partition:
         if self.info.on_host and not torch.cuda.is_current_stream_capturing():
             for i in self.info.on_host:
                 args[i] = args[i].cpu()
-        if self._effects.draws or self._watched < _WATCHED:
+        if self._effects.draws or self._takes_generators or self._watched < _WATCHED:
             with runtime.drawing():
                 outputs = self._function(args)
         else:
@@ -254,6 +255,7 @@ class Partition:
         with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
             allocator.give_back(after=allocator.bytes_on_gpu(args))
         hinted = self.info.mutated if self._hints_fit(args) else frozenset()
+        self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
         watch = None
         try:
             watch = Watch(args, self.info.device)

@@ -67,18 +67,19 @@ def cached_memory() -> list[Piece]:
 
 def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     """Of one pool of PyTorch's allocator, or of all: (0, 0)."""
-    for number in pool:
+    for item in (*pool, False):  # the last one: include_traces
         for _ in range(_references_taken()):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     found = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]
     return found  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _references_taken() -> int:
-    """How many references a snapshot takes from each number of a pool. It should be none. PyTorch 2.11
-    takes one (``THCPModule_memorySnapshot`` owns what ``PyTuple_GetItem`` lends), so that the numbers
-    are freed while the pool still has them."""
+    """How many references a snapshot takes from each item of its argument: a pool's numbers, and
+    whether it includes traces. It should be none. PyTorch 2.11 takes one, as
+    ``THCPModule_memorySnapshot`` owns what ``PyTuple_GetItem`` lends. So the numbers would be freed
+    while the pool still has them, and ``False`` itself after some thousand snapshots (before 3.12)."""
     kept = [int("1000000007"), int("1000000009")]  # no constants of the code
     before = [sys.getrefcount(number) for number in kept]
     for number in kept:

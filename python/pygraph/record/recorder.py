@@ -67,6 +67,7 @@ def record(
     cannot be linked.
     Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
     """
+    _check_interrupted()
     sources = [_DEFAULT_GENERATOR] if draws else []
     sources += [i for i, arg in enumerate(args) if isinstance(arg, torch.Generator)]
     generators = [
@@ -80,7 +81,7 @@ def record(
         count = 0
         for index in range(2):
             # Stand-ins count as memory, and take none.
-            with runtime.drawing(), allocator.unlimited():
+            with runtime.capturing(), allocator.unlimited():
                 count = _capture(function, pair, index, device, sources, generators)
             written.update(pair.may_write())
         together = list(range(count) if sharing is None else sharing)
@@ -131,16 +132,41 @@ def _capture(
     generators: list[torch.Generator],
 ) -> int:
     """Makes one of the recordings; returns the number of outputs."""
+    pool = memory_pools.make()
+    try:
+        count = _capture_into(pool, function, pair, index, device, sources, generators)
+        holder = _keep_held(pair, index, pool)
+    except Exception:
+        _abandoned.append((pair, index, pool))
+        raise
+    except BaseException:
+        _interrupted.append((pair, index, pool))
+        raise
+    if holder:
+        raise runtime.engine().NotRelocatable(f"{holder} keeps memory that it allocates in a recording")
+    return count
+
+
+def _capture_into(
+    pool: torch.cuda.MemPool,
+    function: Callable[[list[Any]], Sequence[Any]],
+    pair: Any,
+    index: int,
+    device: int,
+    sources: list[int],
+    generators: list[torch.Generator],
+) -> int:
+    """Nothing refers to the pool's memory afterwards but what somebody has kept, or an exception."""
     stand_ins = pair.stand_ins(index)
     stream = side_stream(device)
-    pool = memory_pools.make()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     returned: Sequence[Any] | None = None
+    sentinels: list[torch.Tensor] | None = None
     with torch.cuda.stream(stream), _quiet_libraries():
-        for generator in generators:
-            graph.register_generator_state(generator)
-        pair.begin(index, stream.cuda_stream)
         try:
+            for generator in generators:
+                graph.register_generator_state(generator)
+            pair.begin(index, stream.cuda_stream)
             graph.capture_begin(
                 pool=pool.id,  # type: ignore[arg-type]
                 capture_error_mode="thread_local",
@@ -158,21 +184,13 @@ def _capture(
         except BaseException:
             pair.end()
             _abandon_capture(graph, pool, device, generators)
-            _abandoned.append((pair, index, pool))
             raise
     try:
         pair.finish(index, graph.raw_cuda_graph(), returned, sources, accesses_of(function))
-        count = len(returned)
-    except BaseException:
-        _abandoned.append((pair, index, pool))
-        raise
+        return len(returned)
     finally:
         del returned, sentinels
         graph.reset()
-    holder = _keep_held(pair, index, pool)
-    if holder:
-        raise runtime.engine().NotRelocatable(f"{holder} keeps memory that it allocates in a recording")
-    return count
 
 
 def _keep_held(pair: Any, index: int, pool: torch.cuda.MemPool) -> str:
@@ -186,7 +204,9 @@ def _keep_held(pair: Any, index: int, pool: torch.cuda.MemPool) -> str:
     return ""
 
 
-_abandoned: list[tuple[Any, int, torch.cuda.MemPool]] = []  # recordings that raised
+_Left = tuple[Any, int, torch.cuda.MemPool]  # the pair, which recording of it, its pool
+_abandoned: list[_Left] = []  # of recordings that raised
+_interrupted: list[_Left] = []  # of those that a KeyboardInterrupt or the like has ended
 
 
 def check_abandoned() -> None:
@@ -196,6 +216,17 @@ def check_abandoned() -> None:
             _keep_held(*_abandoned.pop())
         except Exception:
             log.warning("what a recording has left could not be looked at", exc_info=True)
+
+
+def _check_interrupted() -> None:
+    """Before a recording. An interpreter that shows an interrupt holds its traceback, and all that was
+    local there, until it shows another error: that is not to become valid for good."""
+    for left in _interrupted.copy():
+        pair, index, pool = left
+        with runtime.harmless("looking at an interrupted recording"):
+            if not owned_memory.still_held(pool):
+                _interrupted.remove(left)
+                _keep_held(pair, index, pool)
 
 
 def make_handles() -> None:
@@ -232,10 +263,11 @@ def _abandon_capture(
             graph.capture_end()
     except Exception:
         # PyTorch 2.11 leaves the allocator routed to the pool and generators in capture mode.
-        torch._C._cuda_endAllocateToPool(device, pool.id)
+        with contextlib.suppress(RuntimeError):  # the capture had not got so far
+            torch._C._cuda_endAllocateToPool(device, pool.id)
         if pool.use_count() > 1:
             torch._C._cuda_releasePool(device, pool.id)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), runtime.harmless("bringing generators back"):
             warnings.simplefilter("ignore")
             empty = torch.cuda.CUDAGraph()
             for generator in generators:

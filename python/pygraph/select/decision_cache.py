@@ -78,7 +78,8 @@ def _path(key: str) -> Path:
 @functools.cache
 def _machine(device: int) -> str:
     """What a timing depends on besides the program."""
-    from pygraph import __version__, runtime
+    from pygraph import runtime
+    from pygraph._version import __version__
 
     properties = torch.cuda.get_device_properties(device)
     return "|".join(

@@ -1,6 +1,6 @@
 """The main job of the repository: real models through PyGraph, and the engine at work.
 
-    python -m pygraph.demo [--example PATH]
+    python -m examples.python.demo [--example PATH]
 
 With a GPU: compiles three models (random weights) with Inductor, Inductor with graphs and PyGraph and
 prints microseconds per call, peak memory and the largest difference from the uncaptured run. Without

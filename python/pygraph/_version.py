@@ -1,0 +1,3 @@
+"""PyGraph's version, which is part of what is remembered on disk."""
+
+__version__ = "0.11.0"

@@ -1,0 +1,218 @@
+"""What is left of a recording that fails or is interrupted, wherever that happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import memory_pools, owned_memory, recorder, runtime
+from pygraph.recorder import check_abandoned
+
+_DEVICE = 0
+
+
+class World:
+    """A GPU whose captures fail where it is told."""
+
+    def __init__(self, fails_at: str, error: BaseException) -> None:
+        self._fails_at = fails_at
+        self._error = error
+        self.is_begun = self.is_routed = self.is_capturing = False
+        self.uses = 0  # of the recording's pool
+        self.released = 0  # times that the pool was, by its owner
+        self.held: list[tuple[int, int]] = []
+
+    def step(self, name: str) -> None:
+        if name == self._fails_at:
+            self._fails_at = ""
+            raise self._error
+
+    def end_allocate(self, device: int, pool: tuple[int, int]) -> None:
+        if not self.is_routed:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.is_routed = False
+
+    def release_pool(self, device: int, pool: tuple[int, int]) -> None:
+        assert self.uses > 0
+        self.uses -= 1
+
+
+class Pool:
+    id = (0, 5)
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        world.uses = 1
+
+    def use_count(self) -> int:
+        return self._world.uses
+
+
+class Pair:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def stand_ins(self, index: int) -> list[Any]:
+        self._world.step("stand_ins")
+        return []
+
+    def begin(self, index: int, stream: int) -> None:
+        self._world.is_begun = True
+        self._world.step("begin")
+
+    def end(self) -> None:
+        self._world.is_begun = False
+
+    def is_recorded(self, tensor: Any) -> bool:
+        return True
+
+    def finish(self, *args: object) -> None:
+        self._world.step("finish")
+
+
+class Graph:
+    """As PyTorch 2.11's."""
+
+    def __init__(self, world: World, is_the_one: bool) -> None:
+        self._world = world
+        self._is_the_one = is_the_one
+        self._has_ended = False
+
+    def register_generator_state(self, generator: object) -> None:
+        if self._is_the_one:
+            self._world.step("register")
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "") -> None:
+        if not self._is_the_one:
+            return
+        self._world.step("generators")
+        self._world.is_routed = True
+        self._world.uses += 1
+        self._world.step("capture_begin")
+        self._world.is_capturing = True
+
+    def capture_end(self) -> None:
+        if not self._is_the_one:
+            return
+        if not self._world.is_capturing:
+            raise RuntimeError("illegal state")
+        self._world.is_capturing = False
+        self._world.step("capture_end")
+        self._world.is_routed = False
+        self._has_ended = True
+
+    def raw_cuda_graph(self) -> int:
+        self._world.step("raw")
+        return 0
+
+    def reset(self) -> None:
+        if self._has_ended:
+            self._world.uses -= 1
+            self._has_ended = False
+
+
+def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException) -> World:
+    world = World(fails_at, error)
+    made: list[Graph] = []
+
+    def graph(keep_graph: bool = False) -> Graph:
+        made.append(Graph(world, is_the_one=not made))
+        return made[-1]
+
+    def release(pool: Pool) -> None:
+        world.release_pool(_DEVICE, pool.id)
+        world.released += 1
+
+    @contextlib.contextmanager
+    def quiet() -> Iterator[None]:
+        yield
+
+    def still_held(pool: Pool) -> list[Any]:
+        world.step("still_held")
+        return world.held
+
+    monkeypatch.setattr(recorder, "_quiet_libraries", quiet)
+    monkeypatch.setattr(recorder, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", world.end_allocate, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", world.release_pool, raising=False)
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, device: SimpleNamespace(uniform_=lambda **_: None)
+    )
+    monkeypatch.setattr(memory_pools, "make", lambda: Pool(world))
+    monkeypatch.setattr(memory_pools, "release", release)
+    monkeypatch.setattr(memory_pools, "free", lambda: None)
+    monkeypatch.setattr(owned_memory, "still_held", still_held)
+    return world
+
+
+_PLACES = ["stand_ins", "register", "begin", "generators", "capture_begin", "function", "capture_end"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), KeyboardInterrupt()])
+@pytest.mark.parametrize("place", [*_PLACES, "raw", "finish", "still_held"])
+def test_wherever_a_recording_fails_everything_is_as_before(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    world = _world(monkeypatch, place, error)
+
+    def function(args: list[Any]) -> list[Any]:
+        world.step("function")
+        return []
+
+    generator: Any = SimpleNamespace()
+    with pytest.raises(type(error)) as raised:
+        recorder._capture(function, Pair(world), 0, _DEVICE, [0], [generator])
+    assert raised.value is error  # it tells whether a later call may be recorded
+    assert not (world.is_begun or world.is_routed or world.is_capturing)
+    check_abandoned()
+    recorder._check_interrupted()
+    assert (world.uses, world.released) == (0, 1)
+    assert recorder._abandoned == recorder._interrupted == []
+
+
+def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody handles an interrupt here, and what is left holds the call's arguments. The traceback may
+    be held until another is shown."""
+    world = _world(monkeypatch, "function", KeyboardInterrupt())
+
+    def function(args: list[Any]) -> list[Any]:
+        world.step("function")
+        return []
+
+    with pytest.raises(KeyboardInterrupt):
+        recorder._capture(function, Pair(world), 0, _DEVICE, [], [])
+
+    def next_pair(*args: object) -> None:
+        raise RuntimeError("as far as this test goes")
+
+    def record() -> None:
+        with pytest.raises(RuntimeError, match="as far"):
+            recorder.record(
+                *(function, [], _DEVICE),
+                draws=False,
+                sharing=None,
+                given_away=[],
+                capacity=1,
+                lanes=1,
+                written=set(),
+            )
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(RecordingPair=next_pair))
+    world.held = [(4096, 512)]
+    record()
+    check_abandoned()
+    assert world.released == 0
+    world.held = []
+    record()
+    assert world.released == 1
+    assert recorder._interrupted == []
