@@ -86,6 +86,6 @@ def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
-    with pytest.raises(KeyboardInterrupt), gpu_memory.unlimited():
+    with pytest.raises(KeyboardInterrupt), allocator.unlimited():
         pass
     assert shares[-1] == 0.4

@@ -1,4 +1,4 @@
-"""The Python package's floors: a package imports only what lies below it, so that there is no circle."""
+"""The Python package's floors: a package imports only what lies below it. So there is no circle."""
 
 from __future__ import annotations
 
