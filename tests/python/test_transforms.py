@@ -297,6 +297,20 @@ def test_a_branch_gets_no_constants() -> None:
         assert bool(list(gm.graph.find_nodes(op="get_attr"))) == is_outermost
 
 
+@pytest.mark.parametrize(("size", "inside"), [(8, True), (1 << 23, False)])
+def test_a_graph_that_takes_nothing_copies_what_it_makes(size: int, inside: bool) -> None:
+    """A branch without operands, or a constant too large to be kept."""
+    with FakeTensorMode(), torch.no_grad():
+        gm = make_fx(lambda: torch.linspace(0, 1, size).to("cuda").cos())()
+    outermost = torch.fx.symbolic_trace(torch.nn.Identity()) if inside else gm
+    GraphPass(frozenset(TRANSFORMS), outermost=outermost).transform(gm.graph)
+    assert [str(node.target) for node in _calls(gm.graph)] == [
+        "aten.linspace.default",
+        "pygraph.to_device.default",
+        "aten.cos.default",
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "dtype", "rounded"),
     [
