@@ -33,7 +33,11 @@ void check_foreign_memory(const Driver& driver, const std::vector<ForeignMemory>
 ConstantOwners::Answer ConstantOwners::of(uint64_t address) {
   if (address < kLowest || address >= kHighest) return {};
   const auto [answer, is_new] = answers_.try_emplace(address);
-  if (is_new) answer->second = ask(address);
+  if (is_new) {
+    answer->second = ask(address);
+    // Perhaps the end of some memory, from which a kernel counts backwards.
+    if (answer->second.owner == Owner::kNone) answer->second = ask(address - 1);
+  }
   return answer->second;
 }
 
@@ -49,7 +53,7 @@ ConstantOwners::Answer ConstantOwners::ask(uint64_t address) {
   if (is_cached(address)) return {Owner::kCached};
   const uint64_t number = number_of(driver_, address);
   // Memory that the driver does not number cannot be told from what takes its place.
-  return number == 0 ? Answer{Owner::kCached} : Answer{Owner::kForeign, number};
+  return number == 0 ? Answer{Owner::kCached} : Answer{Owner::kForeign, {address, number}};
 }
 
 bool ConstantOwners::is_cached(uint64_t address) {

@@ -25,20 +25,32 @@ bool knows(const Operator& op, const Symbol& symbol) {
   });
 }
 
-}  // namespace
+// PyTorch's own operators launch kernels on tables of addresses that an earlier kernel of theirs
+// has written: products of groups, batched solvers. Until the operator's end they need what any of
+// its kernels was given.
+void note_tables(const LinkedGraph& linked, std::vector<HiddenUse>& uses) {
+  for (const Relocation& relocation : linked.relocations) {
+    const Node& node = linked.recording.nodes[relocation.node];
+    const Operator* op = linked.recording.operator_of(node);
+    const bool is_own = op != nullptr && !op->is_foreign;
+    if (!is_own || node.kind != NodeKind::kKernel || node.declared) continue;
+    HiddenUse& use = uses[relocation.symbol];
+    use.begin = std::min(use.begin, op->first);
+    use.end = std::max(use.end, op->last);
+  }
+}
 
-std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked) {
-  std::vector<HiddenUse> uses(linked.symbols.size());
+// What others were given, each of their later kernels may use.
+void note_kept_addresses(const LinkedGraph& linked, std::vector<HiddenUse>& uses) {
   const Recording& recording = linked.recording;
   uint32_t end = 0;
   for (const Node& node : recording.nodes) {
     if (may_take_addresses(recording, node)) end = std::max(end, node.position + 1);
   }
-  if (end == 0) return uses;
   const auto note = [&](uint32_t symbol, uint32_t begin) {
     if (begin >= end) return;
     uses[symbol].begin = std::min(uses[symbol].begin, begin);
-    uses[symbol].end = end;
+    uses[symbol].end = std::max(uses[symbol].end, end);
   };
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = recording.nodes[relocation.node];
@@ -50,6 +62,14 @@ std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked) {
       if (knows(op, linked.symbols[s])) note(s, op.first);
     }
   }
+}
+
+}  // namespace
+
+std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked) {
+  std::vector<HiddenUse> uses(linked.symbols.size());
+  note_tables(linked, uses);
+  note_kept_addresses(linked, uses);
   return uses;
 }
 

@@ -1,9 +1,9 @@
 // Uses of memory that no relocation shows.
 //
 // A kernel may store an address, or compute on one, for a later kernel to take from memory.
-// PyTorch's own operators do no such thing from one operator to the next, and the compiler's
-// kernels never do. Of what others do nothing is known: whatever one of them was given, each later
-// one may use.
+// PyTorch's own operators do no such thing from one operator to the next (but within one: products
+// of groups and batched solvers make tables of addresses), and the compiler's kernels never do. Of
+// what others do nothing is known: whatever one of them was given, each later one may use.
 #pragma once
 
 #include <cstdint>

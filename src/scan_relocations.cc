@@ -37,6 +37,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "branches.h"
 #include "plan_memory.h"
@@ -359,7 +360,7 @@ class Scan {
       case Owner::kHeld:
         break;
       case Owner::kForeign:
-        add_foreign(word, answer.number);
+        add_foreign(answer.memory);
         break;
       case Owner::kHost:
         doubt("uses memory of the host that the graph does not hold", offset, use);
@@ -372,10 +373,11 @@ class Scan {
     }
   }
 
-  void add_foreign(uint64_t address, uint64_t number) {
+  void add_foreign(ForeignMemory memory) {
     const auto& known = linked_.foreign;
-    if (std::ranges::find(known, number, &ForeignMemory::number) != known.end()) return;
-    linked_.foreign.push_back({address, number, name_of(b_, index_)});
+    if (std::ranges::find(known, memory.number, &ForeignMemory::number) != known.end()) return;
+    memory.user = name_of(b_, index_);
+    linked_.foreign.push_back(std::move(memory));
   }
 
   // An address that nobody answers for. Refused, unless it may be a leftover.

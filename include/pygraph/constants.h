@@ -56,7 +56,7 @@ class ConstantOwners {
   };
   struct Answer {
     Owner owner = Owner::kNone;
-    uint64_t number = 0;  // of kForeign
+    ForeignMemory memory = {};  // of kForeign; who uses it is the caller's to say
   };
   ConstantOwners(const Driver& driver, const Surroundings& surroundings)
       : driver_(driver), surroundings_(surroundings) {}

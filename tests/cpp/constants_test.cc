@@ -89,6 +89,22 @@ TEST_F(ConstantsTest, OtherMemoryIsCheckedBeforeEachLaunch) {
   PYGRAPH_CHECK(driver, memory_free(other));
 }
 
+// A kernel may count backwards from it.
+TEST_F(ConstantsTest, TheEndOfMemoryIsItsOwners) {
+  const uint64_t size = (uint64_t{1} << 22) - 64;  // no other memory begins at its end
+  abi::DevicePointer other = 0;
+  PYGRAPH_CHECK(driver, memory_allocate(&other, size));
+  const LinkedGraph linked = link(add(other + size));
+  ASSERT_EQ(linked.foreign.size(), 1);
+  check_foreign_memory(driver, linked.foreign);
+  around.held = {{other, size}};
+  EXPECT_TRUE(link(add(other + size)).foreign.empty());
+  around = {.cached = [&] { return std::vector<Range>{{other, size}}; }};
+  expect_refusal(add(other + size), "kernel add uses memory that is no argument");
+  PYGRAPH_CHECK(driver, memory_free(other));
+  EXPECT_THROW(check_foreign_memory(driver, linked.foreign), MemoryGone);
+}
+
 TEST_F(ConstantsTest, MemoryOfAnAllocatorIsRefused) {
   around.cached = [&] { return std::vector<Range>{{table, kBytes}}; };
   expect_refusal(add(table), "kernel add uses memory that is no argument");

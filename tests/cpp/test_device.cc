@@ -282,7 +282,11 @@ TwoRecordings record_twice(const Device& device, const std::vector<uint64_t>& in
     Graph graph(driver, raw);
     *recording = read_graph(driver, raw);
     // These kernels keep no addresses.
-    recording->operators = {{.name = "aten::test", .last = Allocation::kNever}};
+    for (const Node& node : recording->nodes) {
+      if (node.parent >= 0) continue;
+      recording->operators.push_back(
+          {.name = "aten::test", .first = node.position, .last = node.position + 1});
+    }
     recording->allocations = pool.log().allocations();
     recording->inputs = std::move(ranges);
     recording->outputs = std::move(outputs);

@@ -89,5 +89,21 @@ TEST(HiddenUses, FrameworkOperatorsKeepNoAddresses) {
   EXPECT_TRUE(linked.donors[0]);
 }
 
+// As aten::_grouped_mm does: the first kernel makes a table of addresses, the next ones use it.
+TEST(HiddenUses, AnOperatorsKernelsHandAddressesToEachOther) {
+  LinkedGraph linked = hidden_use();
+  linked.recording.operators = {{.name = "aten::a", .first = 0, .last = 2},
+                                {.name = "aten::b", .first = 2, .last = 3}};
+  add_internal(linked, 512, 1, 2);
+  const MemoryOptions options{.donated = {{0, 4 * kMiB}}};
+  LinkedGraph declared = linked;
+  plan_memory(linked, options);
+  EXPECT_FALSE(linked.donors[0]);
+  EXPECT_EQ(linked.symbols.back().region, 0);
+  for (Node& node : declared.recording.nodes) node.declared = true;  // no tables
+  plan_memory(declared, options);
+  EXPECT_TRUE(declared.donors[0]);
+}
+
 }  // namespace
 }  // namespace pygraph::testing

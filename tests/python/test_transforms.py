@@ -297,6 +297,36 @@ def test_a_branch_gets_no_constants() -> None:
         assert bool(list(gm.graph.find_nodes(op="get_attr"))) == is_outermost
 
 
+def test_a_graph_is_seen_once_with_those_inside_of_it() -> None:
+    with FakeTensorMode() as mode, torch.no_grad():
+        x = mode.from_tensor(X).to("cuda")
+        branch = make_fx(lambda x: x + torch.arange(8).to("cuda"))(x)
+        outermost = make_fx(lambda x: x.exp())(x)
+    seen: list[tuple[fx.Graph, int]] = []
+    graph_pass = GraphPass(
+        frozenset(TRANSFORMS),
+        watch=lambda graph, applied: seen.append((graph, len(applied))),
+        outermost=outermost,
+    )
+    graph_pass(branch.graph)
+    graph_pass(outermost.graph)
+    assert seen == [(outermost.graph, 1)]
+
+
+@pytest.mark.parametrize(("size", "inside"), [(8, True), (1 << 23, False)])
+def test_a_graph_that_takes_nothing_copies_what_it_makes(size: int, inside: bool) -> None:
+    """A branch without operands, or a constant too large to be kept."""
+    with FakeTensorMode(), torch.no_grad():
+        gm = make_fx(lambda: torch.linspace(0, 1, size).to("cuda").cos())()
+    outermost = torch.fx.symbolic_trace(torch.nn.Identity()) if inside else gm
+    GraphPass(frozenset(TRANSFORMS), outermost=outermost).transform(gm.graph)
+    assert [str(node.target) for node in _calls(gm.graph)] == [
+        "aten.linspace.default",
+        "pygraph.to_device.default",
+        "aten.cos.default",
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "dtype", "rounded"),
     [

@@ -113,8 +113,9 @@ def drop_unused(graph: fx.Graph) -> None:
 
 
 def last_placeholder(graph: fx.Graph) -> fx.Node:
+    """The node behind which all others are: the graph's root where it takes nothing."""
     nodes: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
-    return nodes[-1]
+    return nodes[-1] if nodes else graph._root
 
 
 def output_of(graph: fx.Graph) -> fx.Node:

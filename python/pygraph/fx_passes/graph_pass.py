@@ -24,9 +24,9 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
 
     enabled: names out of :data:`pygraph.fx_passes.names.TRANSFORMS`.
     user_pass: a pass of the user's, which runs first.
-    watch: called with the transformed graph.
-    outermost: the module whose graph is in no other one (a branch of a conditional is). Inductor gives
-    only that one's constants a value. None: each graph is such a one.
+    watch: called with the transformed outermost graph, and what was done to it and to those in it.
+    outermost: the module whose graph is in no other one (a branch of a conditional is), and which comes
+    after those in it. Inductor gives only that one's constants a value. None: each graph is such a one.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         self._user_pass = user_pass
         self._watch = watch
         self._outermost = outermost
+        self._applied: list[Applied] = []  # to the graphs inside of the next outermost one
 
     def __call__(self, graph: fx.Graph) -> None:
         if self._user_pass is not None:
@@ -47,8 +48,11 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         applied = self.transform(graph)
         for note in applied:
             log.info("%s: %s (%s)", note.transform, note.what, note.where or "unknown line")
-        if self._watch is not None:
-            self._watch(graph, applied)
+        self._applied += applied
+        if self._is_outermost(graph):
+            applied, self._applied = self._applied, []
+            if self._watch is not None:
+                self._watch(graph, applied)
 
     def uuid(self) -> Any:
         user = self._user_pass.uuid() if hasattr(self._user_pass, "uuid") else None
@@ -62,8 +66,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         if gpu is None:
             return []
         applied: list[Applied] = []
-        may_hold = self._outermost is None or graph.owning_module is self._outermost
-        placement = Placement(graph, gpu, self.enabled, may_hold)
+        placement = Placement(graph, gpu, self.enabled, self._is_outermost(graph))
         placement.run()
         applied += placement.applied
         drop_unused(graph)
@@ -72,3 +75,6 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         keep_cpu_values(graph)
         graph.lint()  # type: ignore[no-untyped-call]
         return list(dict.fromkeys(applied))
+
+    def _is_outermost(self, graph: fx.Graph) -> bool:
+        return self._outermost is None or graph.owning_module is self._outermost

@@ -190,19 +190,33 @@ class Capture {
     }
   }
 
-  // A step that keeps an address, or uses one that was kept, is nobody's or a foreign operator's.
+  // A step that keeps an address, or uses one that was kept, is nobody's or a foreign operator's;
+  // or all such steps, and those between them, are one of the framework's own.
   void name_operators(Recording& recording) const {
-    for (uint32_t s = 0; s < program_.steps.size(); ++s) {
-      const Launch& first = program_.steps[s].launches[0];
-      const bool uses_table = std::ranges::any_of(
-          first.accesses, [](const Access& access) { return access.through != kNone; });
-      if (uses_table && first.order % 2 == 0) continue;
-      recording.operators.push_back({.name = uses_table ? "fuzz::custom" : "aten::fuzz",
-                                     .first = s,
-                                     .last = s + 1,
-                                     .is_foreign = uses_table || first.order % 8 == 0,
+    const auto uses_table = [&](uint32_t s) {
+      return std::ranges::any_of(program_.steps[s].launches[0].accesses,
+                                 [](const Access& access) { return access.through != kNone; });
+    };
+    uint32_t begin = kNone;
+    uint32_t end = 0;
+    for (uint32_t s = 0; s < program_.steps.size() && program_.seed % 2 == 1; ++s) {
+      if (!uses_table(s)) continue;
+      begin = std::min(begin, s);
+      end = s + 1;
+    }
+    const auto add = [&](uint32_t first, uint32_t last, bool is_foreign) {
+      recording.operators.push_back({.name = is_foreign ? "fuzz::custom" : "aten::fuzz",
+                                     .first = first,
+                                     .last = last,
+                                     .is_foreign = is_foreign,
                                      .arguments = {},
                                      .writes = {}});
+    };
+    for (uint32_t s = 0; s < program_.steps.size(); ++s) {
+      const uint32_t order = program_.steps[s].launches[0].order;
+      if (s == begin) add(begin, end, false);
+      if (begin <= s && s < end) continue;
+      if (!uses_table(s) || order % 2 == 1) add(s, s + 1, uses_table(s) || order % 8 == 0);
     }
   }
 
