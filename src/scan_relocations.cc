@@ -39,10 +39,7 @@
 #include <string>
 #include <utility>
 
-#include "branches.h"
-#include "plan_memory.h"
 #include "pygraph/link.h"
-#include "scratch.h"
 #include "word_use.h"
 
 namespace pygraph {
@@ -444,28 +441,6 @@ void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& lin
     linked.symbols.push_back({SymbolKind::kRandom, i, kRandomStateSize});
   }
   Scan(driver, a, linked, surroundings).run(first_random);
-}
-
-LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
-                 const MemoryOptions& memory, uint32_t lanes, const Surroundings& surroundings) {
-  LinkedGraph linked;
-  // The same computation? Throws if not.
-  match_recordings(first, second);
-  linked.recording = std::move(second);
-  // Which words are addresses, and of what?
-  scan_relocations(driver, first, linked, surroundings);
-  // What may run beside what?
-  std::optional<Order> order = order_of_chain(linked.recording);
-  if (order && lanes > 1) split_scratch(linked);
-  std::optional<Branches> branches = order ? find_branches(linked, *order, lanes) : std::nullopt;
-  if (branches) {
-    linked.recording.edges = std::move(branches->edges);
-    linked.lanes = branches->lanes;
-    order = std::move(branches->order);
-  }
-  // Where does each internal allocation live? Layout is frozen from here.
-  plan_memory(linked, memory, order);
-  return linked;
 }
 
 }  // namespace pygraph

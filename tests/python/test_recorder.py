@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import memory_pools, owned_memory, recorder, runtime
-from pygraph.recorder import check_abandoned
+from pygraph import runtime
+from pygraph.record import memory_pools, owned_memory, recorder
+from pygraph.record.recorder import check_abandoned
 
 _DEVICE = 0
 

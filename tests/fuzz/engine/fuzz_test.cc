@@ -12,8 +12,8 @@
 #include "reduce.h"
 
 // Where the driver refuses to take something back, it stays. What must not stay, the tests look at.
-extern "C" const char* __asan_default_options();  // NOLINT(bugprone-reserved-identifier)
-const char* __asan_default_options() {            // NOLINT(bugprone-reserved-identifier)
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
   return "detect_leaks=0";
 }
 
