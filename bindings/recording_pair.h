@@ -1,7 +1,7 @@
 // The two recordings of a compiled function, from stand-in arguments to a captured graph.
 //
-// Python drives it, because capture belongs to torch.cuda.CUDAGraph; python/pygraph/record/recorder.py
-// shows the order of the calls.
+// Python drives it, because capture belongs to torch.cuda.CUDAGraph;
+// python/pygraph/record/recorder.py shows the order of the calls.
 #pragma once
 
 #include <array>
