@@ -269,7 +269,7 @@ def test_a_function_with_generators_among_its_arguments_waits_as_well(
 ) -> None:
     """They are in capture mode during a recording, too, and other threads may have the same ones."""
     monkeypatch.undo()
-    monkeypatch.setattr("pygraph.partition.Watch", _QuietWatch)
+    monkeypatch.setattr("pygraph.partition.partition.Watch", _QuietWatch)
     partition = Partition(lambda args: [], INFO, Options())
     generator = torch.Generator()
     for _ in range(2):

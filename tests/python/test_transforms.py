@@ -233,7 +233,7 @@ def test_what_has_effects_stays_though_nobody_uses_its_result() -> None:
 
 def test_values_are_what_they_were() -> None:
     """The operators themselves, on the CPU."""
-    from pygraph import ops  # noqa: F401
+    from pygraph import operators  # noqa: F401
 
     cpu = torch.device("cpu")
     for host in (torch.randn(3, 4).t(), torch.arange(5), torch.empty(0), torch.tensor(True)):
