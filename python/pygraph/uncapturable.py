@@ -2,9 +2,9 @@
 
 An operator that waits for the GPU, or copies from it, makes the capture of its whole partition fail.
 Which one it was, the error's traceback shows: Inductor's code calls each operator on a line of its own.
-From then on it cuts programs, like those that are known to wait (operators.py): what is before and after it
-is in graphs. The program that it was found in is compiled anew at its next call, because one of its
-guards fails then.
+From then on it cuts programs, like those that are known to wait (operators.py): what is before and
+after it is in graphs. The program that it was found in is compiled anew at its next call, because one
+of its guards fails then.
 """
 
 from __future__ import annotations

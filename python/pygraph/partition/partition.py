@@ -4,7 +4,7 @@ Per signature of the arguments (shapes, strides, dtypes, integers, alignment cla
 
     call 0   uncaptured; loads kernels, tunes; sees what inputs change and whether it draws
     call 1   recorded twice, which tells what may be written; linked, verified against an uncaptured run
-    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (pygraph.select)
+    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (select/)
     then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
              whether the times, and the results, still are what they were
 
