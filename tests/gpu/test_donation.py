@@ -301,7 +301,7 @@ def _grouped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_operators_whose_kernels_hand_addresses_to_each_other(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
-    """By arrays of pointers in device memory: what they were given is in use until their last kernel."""
+    """By arrays of pointers in device memory: what they were given is in use until their end."""
     model = compiled(lambda a, b: function(a, b).sum())
     for _ in range(5):
         leaves = [randn(64, 64, 64, requires_grad=True) for _ in range(2)]
