@@ -1,10 +1,11 @@
 // Addresses without memory: what stands in for inputs, outputs and internal memory while recording.
 //
 // Nothing executes during a capture, so its addresses need no storage behind them. They must exist,
-// though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved and
-// every 2 MiB of it is mapped to one and the same physical page. Recording a graph costs 4 MiB per
-// recording. A mapping takes the driver some 80 us, so allocations of 512 MiB and more are mapped
-// to pages of 32 MiB: recording a graph that works on 30 GB costs 68 MiB.
+// though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved, and
+// every 2 MiB of it is mapped to one of two physical pages, one for floating-point tensors and one
+// for everything else. A recording costs 4 MiB. A mapping takes the driver some 80 us, so
+// allocations of 512 MiB and more are mapped to pages of 32 MiB: recording a graph that works on 30
+// GB costs 68 MiB.
 //
 // The pages serve a second purpose. While a new graph is verified they are filled with poison: an
 // address that PyGraph failed to relocate then reads garbage, which shows in the outputs, or writes

@@ -1,8 +1,7 @@
 """CUDA-graph-aware code transformations: rewrites of an FX graph that let more of it be captured.
 
-A capture cannot hold what happens on the CPU: a CPU tensor as an operand, a copy between CPU and GPU, a
-branch. Inductor would cut the program there. Each transformation removes one reason for cuts where
-that provably changes no result:
+A capture cannot hold what happens on the CPU, such as a copy from a CPU tensor. Inductor would cut the
+program there. Each transformation removes one reason for cuts where that provably changes no result:
 
     cpu_scalars   0-d CPU tensors (Python and NumPy numbers that vary, too) go to the GPU, all in one
                   asynchronous copy before the graph; every call reads their values again
@@ -13,6 +12,6 @@ that provably changes no result:
 They run on Inductor's post-grad graph, which is decomposed and shared by forward and backward. Most
 of its nodes are functional, but it also has nodes that write to memory: nothing that reads memory is
 moved past a node that writes it, and a copy that the caller can write to keeps memory of its own
-(:mod:`.memory`). A fifth, ``library_functions``, comes before there is a graph:
+(:mod:`.aliases`). A fifth, ``library_functions``, comes before there is a graph:
 :mod:`pygraph.polyfills`.
 """

@@ -22,7 +22,7 @@ _VERSION = 3  # in the key of Inductor's cache
 class GraphPass(CustomGraphPass):  # type: ignore[misc]
     """Transforms a graph in place. One object per compilation; ``applied`` and ``graph`` tell of it.
 
-    enabled: names out of :data:`pygraph.fx_passes.names.TRANSFORMS`.
+    enabled: names out of :data:`pygraph.options.TRANSFORMS`.
     user_pass: a pass of the user's, which runs first.
     watch: called with the transformed outermost graph, and what was done to it and to those in it.
     outermost: the module whose graph is in no other one (a branch of a conditional is), and which comes

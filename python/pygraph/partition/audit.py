@@ -1,7 +1,7 @@
 """Verification goes on: a graph that was right at its second call can be wrong at its millionth.
 
 An operator may replace memory that its kernels read, a library may free what a graph has the address
-of. So now and then (audit_schedule.py) a call is made by the uncaptured function, whose results the
+of. So now and then (verify/audit_schedule.py) the uncaptured function makes a call, whose results the
 user gets, and the graph is replayed beside it:
 
     replay    on clones of what it overwrites, its fresh outputs poisoned, on copies of the generators
@@ -9,9 +9,9 @@ user gets, and the graph is replayed beside it:
     compare   outputs and written inputs, bit by bit
 
 Other threads replay the graph meanwhile. Where results differ, the graph rests, and its next call takes
-the same closer look as verification (compare.py), because some kernels never return the same twice. A
-graph that is found wrong is dropped for good, and the other graphs of its function are audited at their
-next calls.
+the same closer look as verification (verify/compare.py), because some kernels never return the same
+twice. A graph that is found wrong is dropped for good, and the other graphs of its function are audited
+at their next calls.
 
 An audit needs memory for the clones and for a second set of results. Where the device has less than
 that it is tried later.

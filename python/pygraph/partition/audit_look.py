@@ -41,10 +41,11 @@ class Look:
     def __init__(self, partition: Partition, entry: Entry, args: list[Any]) -> None:
         engine = runtime.engine()
         graph = entry.graph
-        # To be asked before Python has looked at the storages (clones.py).
+        # To be asked before Python has looked at the storages (gpu/clones.py).
         groups = engine.given_away(args)
         self.given_away = frozenset(i for group in groups for i in group.positions)
-        # The same as a closer look has (rehearsal.py), so that suspects are the same results there.
+        # The same as a closer look has (verify/rehearsal.py), so that suspects are the same results
+        # there.
         self._overwritten = sorted(partition.written.union(entry.returned, graph.donated))
         self.visible = sorted(_sharing_memory(args, partition.written) - self.given_away)
         self._graph = graph

@@ -1,10 +1,11 @@
 """One partition of a compiled program: when it runs uncaptured, when it is recorded.
 
-Per signature of the arguments (shapes, strides, dtypes, integers, alignment classes):
+Per signature of the arguments (shapes, strides, dtypes, numbers, alignment classes, and PyTorch's
+switches):
 
     call 0   uncaptured; loads kernels, tunes; sees what inputs change and whether it draws
     call 1   recorded twice, which tells what may be written; linked, verified against an uncaptured run
-    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (select/)
+    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (selector.py)
     then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
              whether the times, and the results, still are what they were
 

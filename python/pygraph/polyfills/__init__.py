@@ -48,7 +48,7 @@ _seen: set[str] = set()
 
 
 def register() -> None:
-    """Makes the substitutes known to Dynamo for those libraries that have been imported by now.
+    """Registers the polyfills of all libraries that have been imported by now with Dynamo.
 
     Never raises: a library that lacks what is replaced, or whose function somebody else replaces,
     keeps its own.
@@ -100,7 +100,7 @@ def substitute(
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_wanted() -> bool:
-    """Whether the compiler that Dynamo traces for wants substitutes; called while it traces."""
+    """Whether the compiler that Dynamo traces for wants polyfills; called while it traces."""
     from torch._dynamo.eval_frame import innermost_backend
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -114,7 +114,7 @@ def _is_wanted() -> bool:
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _note(what: str) -> bool:
-    """Tells the report and the log that a substitute was traced."""
+    """Tells the report and the log that a polyfill was traced."""
     stack = TracingContext.extract_stack()
     frames = [frame for frame in stack if not frame.filename.startswith(_OURS)]
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -31,7 +31,7 @@ def measure(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Report:
-    """Compiles the model anew, calls it some 20 times, looks at one call and times the others."""
+    """Compiles the model anew, calls it until its graphs are decided, profiles and times it."""
     model = getattr(model, "_orig_mod", model)
 
     def call() -> None:

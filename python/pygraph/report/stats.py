@@ -24,7 +24,8 @@ class GraphStats:
     replays: launches so far. nodes_touched: node updates in all of them.
     calls_elsewhere: calls that ran uncaptured because a replay on their stream would have had to wait
         for another stream, or was the first one there.
-    patched_on_device: whether one kernel makes these, and not the host, node by node.
+    patched_on_device: whether one kernel on the GPU makes the node updates, and not the host, node by
+        node.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
     workspace_bytes: internal memory that is kept between launches, shared by all graphs of a stream.
     block_bytes: internal memory that is taken for each launch and given back at once.

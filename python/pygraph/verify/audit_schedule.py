@@ -1,4 +1,4 @@
-"""When is a graph to be audited, and what has become of its audits? (See audit.py.)
+"""When is a graph to be audited, and what has become of its audits? (See partition/audit.py.)
 
 At its calls 100, 1000, 10 000, 20 000 and so on. The first two are made whatever they cost, like the
 verification before them. A further one waits until all of the graph's audits, itself included, take no

@@ -54,7 +54,7 @@ class Rehearsal:
         self._args = args
         self._pair = recording.pair
         forms = [g for g in (recording.graph, recording.branched) if g is not None]
-        # What nobody else holds; to be asked before Python has looked at the storages (clones.py).
+        # What nobody else holds; to be asked before Python has looked at the storages (gpu/clones.py).
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
         # A result that is an argument must not be compared with itself: so each run has its own.
