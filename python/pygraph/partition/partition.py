@@ -3,15 +3,15 @@
 Per signature of the arguments (shapes, strides, dtypes, numbers, alignment classes, and PyTorch's
 switches):
 
-    call 0   uncaptured; loads kernels, tunes; sees what inputs change and whether it draws
-    call 1   recorded twice, which tells what may be written; linked, verified against an uncaptured run
-    call 2+  on trial: uncaptured and replayed in turns, until one is known to be faster (selector.py)
+    call 1   uncaptured; loads kernels, tunes; sees what inputs change and whether it draws
+    call 2   recorded twice, which tells what may be written; linked, verified against an uncaptured run
+    call 3+  on trial: uncaptured and replayed in turns, until one is known to be faster (selector.py)
     then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
              whether the times, and the results, still are what they were
 
 Where shapes vary, calls first wait: the engine runs them uncaptured until they have cost as much as a
-recording (recording_policy.py). Whatever goes wrong in call 1 leaves the signature uncaptured for good,
-with the reason kept.
+recording (recording_policy.py). Whatever goes wrong in call 2 leaves the signature uncaptured, in
+most cases for good, with the reason kept.
 
 Threads: whoever records, tries, audits or drops a graph holds runtime.record_lock; the others run
 uncaptured. An entry that has a graph is changed by its holder only. A reset waits for nobody: what it
