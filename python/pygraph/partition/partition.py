@@ -146,7 +146,7 @@ class Partition:
             return self.uncaptured(args)
         graph = entry.graph  # which another thread may drop meanwhile
         if graph is not None and not unservable_calls.gives_away(args, graph.donated):
-            return self._unfit_call(key, entry, args)
+            return self._unservable_call(key, entry, args)
         if audit.is_due(entry):
             return audit.call(self, entry, args)
         if entry.state is State.MEASURING:
@@ -164,17 +164,17 @@ class Partition:
         audit.postpone(entry)
         return self.callable(args)  # type: ignore[no-any-return]
 
-    def _unfit_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+    def _unservable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if runtime.record_lock.acquire(blocking=False):
             try:
                 if entry.graph is not None:  # no other thread was first
                     with runtime.harmless("counting a call that does not fit"):
-                        self._note_unfit(key, entry)
+                        self._note_unservable(key, entry)
             finally:
                 runtime.record_lock.release()
         return self.uncaptured(args)
 
-    def _note_unfit(self, key: bytes, entry: Entry) -> None:
+    def _note_unservable(self, key: bytes, entry: Entry) -> None:
         if entry.state is State.CAPTURED:
             self._selector.keep(entry)  # a look that was due can wait
         renewed = unservable_calls.renewed(entry)

@@ -224,7 +224,7 @@ def test_pasting_on_a_gpu_is_one_graph_and_reported() -> None:
     assert not report.cuts
     (applied,) = [a for a in report.transformations if a.transform == LIBRARY_FUNCTIONS]
     assert "paste_masks_in_image" in applied.what
-    assert "test_substitutes.py" in applied.where
+    assert "test_polyfills.py" in applied.where
 
 
 def _pyramid(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -56,7 +56,7 @@ def test_a_cpu_scalar_is_copied_before_the_graph(number: Any) -> None:
     assert not _mixes_devices(graph)
     assert "pygraph.scalars_to_device" in str(_calls(graph)[0].target)
     assert [note.where.rsplit("/", 1)[-1].split(":")[0] for note in observation.applied] == [
-        "test_transforms.py"
+        "test_fx_passes.py"
     ]
 
 
