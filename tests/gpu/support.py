@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,3 +123,13 @@ def _copy(x: Any) -> Any:
         storage, x.storage_offset(), x.size(), x.stride()
     )
     return copy.conj() if x.is_conj() else copy
+
+
+@contextmanager
+def watchdog(seconds: float) -> Iterator[None]:
+    """Ends the process with all tracebacks, instead of a test run that hangs."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

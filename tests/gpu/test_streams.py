@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import pygraph
 
-from .support import captured, compiled, randn
+from .support import captured, compiled, randn, watchdog
 
 _SECOND = 2_000_000_000  # clock cycles of torch.cuda._sleep, about
-
-
-@contextmanager
-def _watchdog(seconds: float) -> Iterator[None]:
-    """Ends the process with all tracebacks, instead of a test run that hangs."""
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _driver() -> ctypes.CDLL:
@@ -85,7 +73,7 @@ def test_a_stream_does_not_wait_for_what_is_queued_on_another(calls: int) -> Non
     x = randn(256, 256) * 0.05
     a, b = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
-    with torch.no_grad(), _watchdog(60):
+    with torch.no_grad(), watchdog(60):
         for stream in (a, b):
             with torch.cuda.stream(stream):
                 for _ in range(3):

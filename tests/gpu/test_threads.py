@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -14,16 +13,7 @@ import torch
 import pygraph
 from pygraph import runtime
 
-from .support import assert_same, captured, compiled, randn, refusals
-
-
-@contextmanager
-def _watchdog(seconds: float) -> Iterator[None]:
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+from .support import assert_same, captured, compiled, randn, refusals, watchdog
 
 
 def _in_thread(work: Callable[[], None], stack: int = 0) -> None:
@@ -297,7 +287,7 @@ def _host_callback_pending(seconds: float) -> Iterator[None]:
 
 def test_graphs_are_recorded_and_dropped_while_a_host_callback_is_pending() -> None:
     x = randn(256, 256)
-    with torch.no_grad(), _watchdog(120):
+    with torch.no_grad(), watchdog(120):
         for index in range(6):
             torch._dynamo.reset()
             model = compiled(lambda x, index=index: torch.relu(x @ x).cumsum(0) + index)
@@ -319,7 +309,7 @@ def test_a_recording_beside_ffts_whose_plans_are_dropped_while_a_host_callback_i
         begun.set()
         torch.backends.cuda.cufft_plan_cache.clear()
 
-    with torch.no_grad(), _watchdog(120):
+    with torch.no_grad(), watchdog(120):
         for index in range(6):
             torch.fft.fft(x)
             begun.clear()
@@ -344,7 +334,7 @@ def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:
         while not stop.wait(0.001):
             ticks[0] += 1
 
-    with torch.no_grad(), _watchdog(120):
+    with torch.no_grad(), watchdog(120):
         model(x)
         torch.cuda.synchronize()
         thread = threading.Thread(target=tick)

@@ -111,8 +111,8 @@ OUT_OF_MEMORY = "ran out of memory"  # how reasons end that may be gone later
 
 
 class PoolInUse(RuntimeError):
-    """The thread allocates from a pool of the program's (torch.cuda.use_mem_pool), which PyTorch serves
-    it from also while it captures. Calls outside of the pool can be recorded."""
+    """The capture's memory came from elsewhere, as it may where the thread allocates from a pool of the
+    program's (torch.cuda.use_mem_pool). A later call may be recorded."""
 
 
 def describe_failure(error: BaseException) -> str:
