@@ -110,8 +110,8 @@ struct Operator {
   // Whether it is not one of the framework's own. Nothing is known of what it does with addresses:
   // its kernels may keep one in memory, and use it later on, in another call too.
   bool is_foreign = false;
-  std::vector<Range> arguments;  // the storages of its tensors
-  std::vector<Range> writes;     // of them, those that it may write to
+  std::vector<Range> arguments = {};  // the storages of its tensors
+  std::vector<Range> writes = {};     // of them, those that it may write to
 };
 
 struct Recording {
