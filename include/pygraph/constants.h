@@ -31,7 +31,7 @@ struct Surroundings {
 struct ForeignMemory {
   uint64_t address = 0;
   uint64_t number = 0;
-  std::string user;  // which node uses it, in words
+  std::string user = {};  // which node uses it, in words
 };
 
 // A graph uses memory of somebody else's that is gone. Nothing was launched.
