@@ -14,6 +14,7 @@ constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and 
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
 constexpr uint64_t kMostGaps = 128;                  // of 512 bytes
+constexpr uint64_t kFirstGap = 89;                   // of 512 bytes, where gaps are irregular
 constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
 // From so many bytes on, the mappings that a large page saves (80 us each) are worth the time to
 // fill and check it (some 30 ms).
@@ -24,6 +25,12 @@ abi::MemoryAllocationProperties page_properties(int device) {
   properties.type = 1;  // pinned, the only type
   properties.location = {.type = 1, .id = device};
   return properties;
+}
+
+// Where the first allocation of a half lies. Two spaces are a round number of bytes apart, as each is
+// reserved at once. Garbage that differs by a round number would look like an address in both.
+uint64_t irregular_start(uint64_t half, uint64_t granularity) {
+  return half / granularity * 5 / 128 * granularity;
 }
 
 // Host memory through which the content of pages goes, piece by piece. Pinned, because copies from
@@ -80,8 +87,12 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
     for (const uint64_t poison : {kNanPattern, kSmallIntegers}) {
       Page page{.size = granularity};
       PYGRAPH_CHECK(driver_, memory_create(&page.handle, page.size, &properties, 0));
-      const uint64_t begin = base_ + regions_.size() * (capacity_ / 2);
-      regions_.push_back({begin, begin, begin, page, {}, {}, poison});
+      const uint64_t half = capacity_ / 2;
+      uint64_t begin = base_ + regions_.size() * half;
+      const uint64_t end = begin + half;
+      if (gap_ == kIrregularGaps) begin += irregular_start(half, granularity);
+      const uint64_t first = begin + (gap_ == kIrregularGaps ? kFirstGap * kAlignment : 0);
+      regions_.push_back({begin, end, first, begin, page, {}, {}, poison});
     }
   } catch (...) {
     release();
@@ -142,7 +153,7 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
   const uint64_t aligned = (region.next + kAlignment - 1) / kAlignment * kAlignment;
   const uint64_t address = aligned + low_bits % kAlignment;
   const uint64_t end = address + std::max<uint64_t>(size, 1);
-  if (end > region.begin + capacity_ / 2) {
+  if (end > region.end) {
     throw DriverError("out of addresses for recording", abi::kOutOfMemory);
   }
   map_until(region, end);

@@ -13,7 +13,7 @@ uint64_t capacity_for(std::span<const Buffer> buffers) {
   constexpr uint64_t kPerBuffer = uint64_t{65} << 10;
   uint64_t half = kSlack;
   for (const Buffer& buffer : buffers) half += buffer.size + kPerBuffer;
-  return 2 * half;
+  return 2 * (half + half / 16);  // the second recording's addresses do not begin at the start
 }
 
 struct Capture {

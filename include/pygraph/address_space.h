@@ -26,8 +26,9 @@ class AddressSpace {
  public:
   enum class Content : uint8_t { kFloating, kOther };
 
-  // Gaps of 512 bytes to 64 KiB, another one after each allocation: the same at each recording, and
-  // such that differences of addresses can be told from each other.
+  // Gaps of 512 bytes to 64 KiB, another one after each allocation, and a start of its own: the same
+  // at each recording, and such that differences of addresses can be told from each other, and from
+  // round numbers.
   static constexpr uint64_t kIrregularGaps = 0;
 
   // Reserves `capacity` bytes of addresses on `device`, which must be current. `gap` bytes (a
@@ -59,8 +60,9 @@ class AddressSpace {
     abi::MemoryHandle handle = 0;
     uint64_t address = 0;  // the first that is mapped to it; 0 if none is
   };
-  struct Region {  // one half of the range, mapped to its two pages over and over
+  struct Region {  // in one half of the range, mapped to its two pages over and over
     uint64_t begin;
+    uint64_t end;
     uint64_t next;    // first unused address
     uint64_t mapped;  // end of what is mapped
     Page small;

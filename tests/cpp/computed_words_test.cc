@@ -70,6 +70,20 @@ TEST_F(ComputedWordsTest, PyTorchsOwnOperatorsComputeNoDifferences) {
   EXPECT_EQ(in_struct([&](auto in) { return (in[2] - in[0]) / 4; }), "1 noise, 0 unexplained");
 }
 
+// Garbage differs by powers of two; so would addresses if both recordings began a round distance apart.
+TEST_F(ComputedWordsTest, NumbersThatDifferByPowersOfTwoAreNoAddresses) {
+  for (int bit = 20; bit < 44; ++bit) {
+    for (const uint64_t sign : {uint64_t{1}, ~uint64_t{0}}) {
+      uint64_t number = 0;
+      const auto garbage = [&](auto in) {
+        number = number == 0 ? in[0] >> 38 << 38 : number + (sign << bit);
+        return number;
+      };
+      EXPECT_EQ(in_struct(garbage), "1 noise, 0 unexplained") << bit;
+    }
+  }
+}
+
 TEST_F(ComputedWordsTest, AParameterOfItsOwnIsUsed) {
   for (const bool foreign : {false, true}) {
     is_foreign = foreign;
