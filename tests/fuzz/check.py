@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ _RUNS = 3
 class Outcome:
     """verdict: "equal", "wrong", "by chance" (different, as uncaptured runs are), "unjudged" (left to
     chance, and no distance is defined), "raises" (every call raised, in both). detail: of the first
-    differences. reasons: why graphs were refused."""
+    differences. reasons: why graphs were refused. evidence: if it is wrong, what PyGraph logged, call by
+    call, and its graphs."""
 
     seed: int
     level: str
@@ -40,6 +42,7 @@ class Outcome:
     states: dict[str, int] = dataclasses.field(default_factory=dict)
     reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     leaked: int = 0
+    evidence: list[str] = dataclasses.field(default_factory=list)
 
 
 def check(program: Program, device: str, wrap: partition_level.Wrap | None = None) -> Outcome:
@@ -66,13 +69,16 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
         run = _compiled(program, device, "pygraph")
     else:
         run = partition_level.make(program, device, wrap)
-    with _early_recording(program, device):
+    with _early_recording(program, device), _logged() as lines:
         seen = series(program, device, run)
+        graphs = _graphs()
         _count(outcome, device)
     found = differences(wanted, seen, _may_share(program))
     if found:
         runs = [differences(wanted, expected(), _may_share(program)) for _ in range(_RUNS)]
         _judge(program, outcome, found, runs)
+        if outcome.verdict == "wrong":
+            outcome.evidence = [*lines, *graphs]
         if outcome.verdict == "wrong" and program.level == "compiled" and device.startswith("cuda"):
             _compare_with_own_code(program, device, run, seen, outcome)
     elif outcome.raised == outcome.calls:
@@ -117,6 +123,40 @@ def _compare_with_own_code(
         if blame
         else "uncaptured, the same compiled code gives what its graphs give"
     )
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What PyGraph and the series log meanwhile."""
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Handler()
+    logger = logging.getLogger("pygraph")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def _graphs() -> list[str]:
+    """Of each signature: its state, its replays, and where the graph's addresses are."""
+    from pygraph import runtime
+
+    found = []
+    for partition in runtime.all_partitions():
+        for entry in partition.entries.values():
+            graph = entry.graph
+            replays, link_map = (graph.replays, graph.link_map()) if graph is not None else (0, "")
+            found.append(f"{partition.info.name}, {entry.state}, {replays} replays\n{link_map}")
+    return found
 
 
 def _compiled(program: Program, device: str, backend: str) -> Run:

@@ -76,7 +76,8 @@ class Campaign:
             if verdict == "unjudged":
                 self.unjudged.append(seed)
             if verdict in _FAILURES:
-                self.failures.append({"seed": seed, "verdict": verdict, "detail": reply["detail"]})
+                failure = {"seed": seed, "verdict": verdict, "detail": reply["detail"]}
+                self.failures.append(failure | {"evidence": reply.get("evidence", [])})
                 if len(self.failures) <= _REDUCED:
                     print(f"seed {seed} ({self.level_of(seed)}): {verdict}", flush=True)
                     print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from .calls import FLIPS, Caller, Switches, act_on_process, limited
 from .observe import Seen, shared_storages, states
 from .program import Call, Program
+
+log = logging.getLogger("pygraph.fuzz")
 
 Run = Callable[[list[Any]], list[Any]]
 _THREADS = 2
@@ -124,6 +127,10 @@ def _call(
     values = caller.arguments(call)
     seen = Seen(number)
     args = list(values.values())
+    if log.isEnabledFor(logging.DEBUG):
+        tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
+        log.debug("call %d: %s", number, ", ".join(f"{n} {t.data_ptr():#x}" for n, t in tensors.items()))
+        del tensors
     watched = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
     if program.settings["away"] and not any(call.reuse.values()):
         watched = {}
@@ -140,6 +147,8 @@ def _call(
         return seen
     for i, output in enumerate(outputs):
         seen.add(f"result {i}", output)
+        if isinstance(output, torch.Tensor):
+            log.debug("result %d at %#x", i, output.data_ptr())
     for name, value in watched.items():
         seen.add(f"argument {name}", value)
     seen.shared = shared_storages(outputs, watched)
