@@ -11,6 +11,14 @@ namespace py = pybind11;
 namespace pygraph {
 namespace {
 
+bool is_python_ending() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 at::Tensor bytes_of(const c10::Storage& storage) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());
   return make_tensor(storage, caffe2::TypeMeta::Make<uint8_t>(), {bytes}, {1}, 0, {});
@@ -67,6 +75,7 @@ void LastLook::put_back(bool looks) {
 void LastLook::free(void* memory) {
   const std::unique_ptr<Memory> owner(static_cast<Memory*>(memory));
   if (owner->owned.get() == nullptr) return;  // put back
+  if (is_python_ending()) return;  // nobody wants to know; and nobody gets Python's lock any more
   const py::gil_scoped_acquire lock;
   const c10::Storage borrowed(c10::Storage::use_byte_size_t(), owner->bytes,
                               c10::DataPtr(owner->owned.get(), owner->owned.device()),
@@ -74,12 +83,13 @@ void LastLook::free(void* memory) {
   look_at(*owner, bytes_of(borrowed));
 }
 
-void LastLook::look_at(const Memory& memory, const at::Tensor& bytes) {
+void LastLook::look_at(const Memory& memory, at::Tensor bytes) {
   const std::shared_ptr<py::function> look = memory.look.lock();
   if (look == nullptr) return;
   const py::error_scope kept;  // memory is freed while errors are raised, too
   try {
-    (*look)(memory.index, py::reinterpret_steal<py::object>(THPVariable_Wrap(bytes)));
+    // The Python object is the only one that refers to the tensor: PyTorch asserts so when it ends.
+    (*look)(memory.index, py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(bytes))));
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("a last look at a tensor's memory");
   }

@@ -38,7 +38,7 @@ class LastLook {
 
   void put_back(bool looks);
   static void free(void* memory);
-  static void look_at(const Memory& memory, const at::Tensor& bytes);
+  static void look_at(const Memory& memory, at::Tensor bytes);
 
   std::shared_ptr<pybind11::function> look_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;

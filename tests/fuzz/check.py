@@ -51,8 +51,11 @@ def check(program: Program, device: str, wrap: partition_level.Wrap | None = Non
     Raises FatalError where the process is lost.
     """
     outcome = Outcome(program.seed, program.level, "equal")
-    with _memory_back(program, device, outcome):
-        _check(program, device, wrap or partition_level.graphed, outcome)
+    try:
+        with _memory_back(program, device, outcome):
+            _check(program, device, wrap or partition_level.graphed, outcome)
+    finally:
+        _forget_graphs()
     return outcome
 
 
@@ -190,13 +193,18 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
 
 def _count(outcome: Outcome, device: str) -> None:
     import pygraph
-    from pygraph import runtime
 
     synchronize(device)
     rows = pygraph.stats()
     outcome.replays = sum(row.replays for row in rows)
     outcome.states = dict(Counter(row.state for row in rows))
     outcome.reasons = dict(Counter(row.reason for row in rows if row.state == "refused"))
+
+
+def _forget_graphs() -> None:
+    """PyTorch itself may keep a compiled program for good (CompiledFunction, with generators)."""
+    from pygraph import runtime
+
     runtime.partitions.clear()
 
 

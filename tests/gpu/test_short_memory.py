@@ -58,7 +58,10 @@ def test_training_that_fits_uncaptured_fits_with_graphs(
 ) -> None:
     monkeypatch.setenv("PYGRAPH_SELECT", select)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    expected = _train("inductor")  # compiles and tunes
+    # Kernels are compiled and tuned, for which Inductor takes more than they need.
+    expected = _train("inductor")
+    with runtime.uncaptured():
+        _train("pygraph")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     _train("inductor")
