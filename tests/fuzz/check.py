@@ -29,8 +29,8 @@ _RUNS = 3
 class Outcome:
     """verdict: "equal", "wrong", "by chance" (different, as uncaptured runs are), "unjudged" (left to
     chance, and no distance is defined), "raises" (every call raised, in both). detail: of the first
-    differences. reasons: why graphs were refused. evidence: if it is wrong, what PyGraph logged, call by
-    call, and its graphs."""
+    differences. reasons: why graphs were refused. evidence: if it is wrong, what PyGraph logged, call
+    by call, and its graphs."""
 
     seed: int
     level: str

@@ -127,10 +127,10 @@ def _call(
     values = caller.arguments(call)
     seen = Seen(number)
     args = list(values.values())
-    if log.isEnabledFor(logging.DEBUG):
-        tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
-        log.debug("call %d: %s", number, ", ".join(f"{n} {t.data_ptr():#x}" for n, t in tensors.items()))
-        del tensors
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            log.debug("call %d: %s at %#x", number, name, value.data_ptr())
+    value = None
     watched = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
     if program.settings["away"] and not any(call.reuse.values()):
         watched = {}
