@@ -13,6 +13,7 @@ _ROOT = Path(pygraph.__file__).parent
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
     ("_engine", "_version", "options", "source_digest"),
+    ("engine",),
     ("runtime",),
     ("observations", "operators", "gpu"),
     ("uncapturable", "fx_passes", "select", "record"),

@@ -76,7 +76,7 @@ def call(partition: Partition, entry: Entry, args: list[Any]) -> Sequence[Any]:
         postpone(entry)
         if entry.audits.suspects:
             return partition.uncaptured(args)
-        return partition.callable(args)  # type: ignore[no-any-return]
+        return partition.callable(args)
     try:
         outputs = None
         if is_due(entry):  # no other thread was first

@@ -162,7 +162,7 @@ class Partition:
         if entry is None or not audit.is_due(entry) or entry.audits.suspects:
             return self.uncaptured(args)
         audit.postpone(entry)
-        return self.callable(args)  # type: ignore[no-any-return]
+        return self.callable(args)
 
     def _unservable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if runtime.record_lock.acquire(blocking=False):
@@ -196,7 +196,7 @@ class Partition:
             info = unpacked_info(self.info, lengths)
             partition = Partition(function, info, self._options, self._compilation)
             partition = self._unpacked.setdefault(lengths, partition)
-        return partition.callable(unpack(args))  # type: ignore[no-any-return]
+        return partition.callable(unpack(args))
 
     def _wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
         """Leaves calls that are not worth a recording yet to the engine. False if they are."""
