@@ -41,6 +41,7 @@ _LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; 
 # Seconds that a thread waits for a capture, which may be waiting for it. Then PyTorch may raise.
 _LONGEST_CAPTURE = 10.0
 
+
 @functools.cache
 def unavailable_reason() -> str | None:
     """Why graphs cannot be used in this process, or None if they can."""
@@ -77,6 +78,11 @@ def note(level: int, text: str, *values: object) -> None:
     """Logs something in the middle of a call, which a handler of the user's must not end."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values)
+
+
+def first_line(error: object) -> str:
+    """Of an error's message, or of another text; empty if it has none."""
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 @contextlib.contextmanager

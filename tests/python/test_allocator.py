@@ -28,7 +28,7 @@ def test_a_workspace_that_finds_no_place_is_no_error() -> None:
     def refuse() -> None:
         raise torch.OutOfMemoryError("no room")
 
-    allocator.settle(SimpleNamespace(settle_workspace=refuse))
+    allocator.relocate_workspace(SimpleNamespace(settle_workspace=refuse))
 
 
 @pytest.mark.parametrize(

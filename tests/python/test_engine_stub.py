@@ -1,14 +1,17 @@
-"""The engine's stub says what the built extension has, and the type of the module says what the stub has."""
+"""The engine's stub has what the extension has; the module's type and the tests' fake have that."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
 
 import pygraph
 from pygraph import runtime
+
+from .fake_engine import FakeGraph
 
 _ROOT = Path(pygraph.__file__).parent
 _CALLED = "__call__"  # the only special method that the stub speaks of besides constructors
@@ -75,3 +78,25 @@ def test_the_type_of_the_module_has_every_name() -> None:
     (class_,) = (node for node in ast.walk(_tree("engine.py")) if isinstance(node, ast.ClassDef))
     assigned = [node.targets[0] for node in class_.body if isinstance(node, ast.Assign)]
     assert {target.id for target in assigned if isinstance(target, ast.Name)} == _names_in_stub()
+
+
+def _class(name: str) -> ast.ClassDef:
+    (node,) = (n for n in _tree("_engine.pyi").body if isinstance(n, ast.ClassDef) and n.name == name)
+    return node
+
+
+def test_the_fake_graph_has_the_members_of_the_engines() -> None:
+    expected = classes_in_stub()["CapturedGraph"]
+    found = {name: value for name, value in vars(FakeGraph).items() if not name.startswith("_")}
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert inspect.isfunction(value) is (expected[name] == "method"), name
+
+
+def test_the_fake_graphs_methods_take_what_the_engines_take() -> None:
+    for node in _class("CapturedGraph").body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            parameters = inspect.signature(getattr(FakeGraph, node.name)).parameters.values()
+            assert [p.name for p in parameters] == [argument.arg for argument in node.args.args]
+            defaults = sum(p.default is not inspect.Parameter.empty for p in parameters)
+            assert defaults == len(node.args.defaults), node.name

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.record import memory_pools, owned_memory, recorder
-from pygraph.record.recorder import check_abandoned
+from pygraph.record import memory_pools, owned_memory, recorder, stream_capture
+from pygraph.record.stream_capture import StreamCapture, check_abandoned, check_interrupted
 
 _DEVICE = 0
 
@@ -137,8 +137,8 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
         world.step("still_held")
         return world.held
 
-    monkeypatch.setattr(recorder, "_quiet_libraries", quiet)
-    monkeypatch.setattr(recorder, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(stream_capture, "_quiet_libraries", quiet)
+    monkeypatch.setattr(stream_capture, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", world.end_allocate, raising=False)
@@ -151,6 +151,11 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
     monkeypatch.setattr(memory_pools, "free", lambda: None)
     monkeypatch.setattr(owned_memory, "still_held", still_held)
     return world
+
+
+def _capture(function: Any, world: World, sources: list[int], generators: list[Any]) -> None:
+    pair: Any = Pair(world)
+    StreamCapture(function, pair, 0, _DEVICE, sources, generators).make()
 
 
 _PLACES = ["stand_ins", "register", "begin", "generators", "capture_begin", "function", "capture_end"]
@@ -169,13 +174,13 @@ def test_wherever_a_recording_fails_everything_is_as_before(
 
     generator: Any = SimpleNamespace()
     with pytest.raises(type(error)) as raised:
-        recorder._capture(function, Pair(world), 0, _DEVICE, [0], [generator])
+        _capture(function, world, [0], [generator])
     assert raised.value is error  # it tells whether a later call may be recorded
     assert not (world.is_begun or world.is_routed or world.is_capturing)
     check_abandoned()
-    recorder._check_interrupted()
+    check_interrupted()
     assert (world.uses, world.released) == (0, 1)
-    assert recorder._abandoned == recorder._interrupted == []
+    assert stream_capture._abandoned == stream_capture._interrupted == []
 
 
 def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
@@ -190,22 +195,14 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
         return []
 
     with pytest.raises(KeyboardInterrupt):
-        recorder._capture(function, Pair(world), 0, _DEVICE, [], [])
+        _capture(function, world, [], [])
 
     def next_pair(*args: object) -> None:
         raise RuntimeError("as far as this test goes")
 
     def record() -> None:
         with pytest.raises(RuntimeError, match="as far"):
-            recorder.record(
-                *(function, [], _DEVICE),
-                draws=False,
-                sharing=None,
-                given_away=[],
-                capacity=1,
-                lanes=1,
-                written=set(),
-            )
+            recorder.record(recorder.Request(function, [], device=_DEVICE))
 
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(RecordingPair=next_pair))
@@ -216,4 +213,4 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
     world.held = []
     record()
     assert world.released == 1
-    assert recorder._interrupted == []
+    assert stream_capture._interrupted == []
