@@ -59,6 +59,11 @@ def made_graph() -> FakeGraph:
     return graph
 
 
+def graph_of(entry: Entry) -> FakeGraph:
+    assert isinstance(entry.graph, FakeGraph)
+    return entry.graph
+
+
 class Busy(RuntimeError):
     """The engine's StreamNotReady."""
 

@@ -111,7 +111,7 @@ def test_a_graph_that_has_become_wrong_is_dropped(
     assert "forward" in record.getMessage() and entry.reason in record.getMessage()
     assert (entry.audits.made, entry.audits.failed, entry.audits.since_good) == (2, 1, 9)
     assert world.engine.without_graph == [0]  # told once, for good
-    assert other.graph.is_audit_due  # of the same function
+    assert other.graph is not None and other.graph.is_audit_due  # of the same function
 
 
 def test_while_a_graph_is_suspected_nobody_replays_it(world: World) -> None:
@@ -227,7 +227,7 @@ def test_memory_that_a_call_gives_away_is_taken_from_clones(world: World) -> Non
 
     world.function = world.graph.function = overwrite
     partition = world.partition(_x, audit=1)
-    world.graph.donated = (0,)
+    world.graph.donated = [0]
     world.engine.given_away_positions = [0]
     for _ in range(3):
         assert partition.callable(_x())[0].tolist() == [0, 2, 4, 6]

@@ -86,7 +86,7 @@ def test_what_is_written_is_compared(generator: _Generator, monkeypatch: pytest.
     replay = graph.replay
 
     def spoil(args: list[torch.Tensor], gives_away: bool, poison: int) -> list[torch.Tensor]:
-        outputs = replay(args, gives_away, poison)
+        outputs = list(replay(args, gives_away, poison))
         args[1] += graph.on_device[-1]
         return outputs
 
@@ -129,20 +129,22 @@ def test_nothing_is_tried_without_room(generator: _Generator, monkeypatch: pytes
 
 
 def test_nodes_are_counted_between_looks(generator: _Generator) -> None:
-    entry = Entry(graph=_Graph(generator))
-    entry.graph.replays, entry.graph.nodes_touched = 10, 500
+    graph = _Graph(generator)
+    entry = Entry(graph=graph)
+    graph.replays, graph.nodes_touched = 10, 500
     assert device_patching.count(entry) == 50
     assert device_patching.count(entry) == 0
-    entry.graph.replays, entry.graph.nodes_touched = 30, 540
+    graph.replays, graph.nodes_touched = 30, 540
     assert device_patching.count(entry) == 2
 
 
 def test_only_graphs_with_many_nodes_are_considered(generator: _Generator) -> None:
-    entry = Entry(graph=_Graph(generator))
-    entry.graph.nodes_on_device = device_patching.MANY_NODES
+    graph = _Graph(generator)
+    entry = Entry(graph=graph)
+    graph.nodes_on_device = device_patching.MANY_NODES
     assert device_patching.is_open(entry)
-    entry.graph.nodes_on_device -= 1
+    graph.nodes_on_device -= 1
     assert not device_patching.is_open(entry)
-    entry.graph.nodes_on_device += 1
+    graph.nodes_on_device += 1
     entry.has_tried_device = True
     assert not device_patching.is_open(entry)

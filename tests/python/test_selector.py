@@ -12,7 +12,16 @@ from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
-from .selector_world import Busy, FakePartition, Kept, World, captured, made_graph, try_to_the_end
+from .selector_world import (
+    Busy,
+    FakePartition,
+    Kept,
+    World,
+    captured,
+    graph_of,
+    made_graph,
+    try_to_the_end,
+)
 
 
 def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: World) -> None:
@@ -21,7 +30,7 @@ def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: World) -> Non
     try_to_the_end(subject, entry)
     assert entry.state is State.CAPTURED
     assert partition.installed == [(entry.graph, selector._CALLS_PER_RECHECK)]
-    assert entry.graph.settled == 1
+    assert graph_of(entry).settled == 1
     assert world.disk["key"].selected == REPLAYED
     assert world.workspaces_freed == 1  # of the uncaptured calls, after the trial
 
@@ -44,10 +53,10 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
     wanted: list[int] = []
     monkeypatch.setattr(allocator, "make_room", lambda size: wanted.append(size) or True)
     _, subject, entry = captured()
-    entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
+    graph_of(entry).output_bytes, graph_of(entry).block_bytes = 2000, 30
     calls = try_to_the_end(subject, entry)
     assert wanted == [2130] * calls
-    assert entry.graph.released == 0
+    assert graph_of(entry).released == 0
 
 
 def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
@@ -59,7 +68,7 @@ def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
     while entry.selection.trial is not None:
         variants.append(entry.selection.trial.variant)
         subject.run_trial_call(b"key", entry, [0])
-    assert 0 < entry.graph.released == variants.count(UNCAPTURED) < len(variants)
+    assert 0 < graph_of(entry).released == variants.count(UNCAPTURED) < len(variants)
 
 
 def test_a_trial_ends_where_replays_find_no_memory(world: World) -> None:
@@ -125,7 +134,7 @@ def test_a_replay_that_fails_leaves_the_call_uncaptured(
     world: World, error: Exception, state: State
 ) -> None:
     _, subject, entry = captured()
-    entry.graph.error = error
+    graph_of(entry).error = error
     for i in range(3):
         if entry.state is State.MEASURING:
             assert subject.run_trial_call(b"key", entry, [i]) == [i, UNCAPTURED]

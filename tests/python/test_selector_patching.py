@@ -12,7 +12,7 @@ from pygraph.partition.signature import Entry, State
 from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED
 
 from .fake_engine import FakeGraph
-from .selector_world import FakePartition, World, captured, try_to_the_end
+from .selector_world import FakePartition, World, captured, graph_of, try_to_the_end
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def moved_input(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[FakePart
     world.times[PATCHED_ON_DEVICE] = (5e-5, 9e-4)
     monkeypatch.setattr(device_patching, "prove", lambda graph, args, moving, written: "")
     partition, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
+    graph_of(entry).nodes_on_device = 300
     try_to_the_end(subject, entry)
-    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
+    graph_of(entry).replays, graph_of(entry).nodes_touched = 50, 50 * 300
     return partition, subject, entry
 
 
@@ -35,7 +35,7 @@ def test_a_graph_that_touches_many_nodes_is_tried_on_the_device(
     assert subject.recheck(b"key", entry, [5])[0] == 5
     assert (entry.state, world.removed) == (State.MEASURING, [entry.graph, entry.graph])
     try_to_the_end(subject, entry)
-    assert (entry.state, entry.graph.is_patched_on_device, entry.graph.dropped) == (
+    assert (entry.state, graph_of(entry).is_patched_on_device, graph_of(entry).dropped) == (
         State.CAPTURED,
         True,
         1,
@@ -57,7 +57,7 @@ def test_the_host_goes_on_patching_where_the_device_gains_nothing(
     _, subject, entry = moved_input
     subject.recheck(b"key", entry, [5])
     try_to_the_end(subject, entry)
-    assert (entry.graph.is_patched_on_device, entry.graph.dropped) == (False, 1)
+    assert (graph_of(entry).is_patched_on_device, graph_of(entry).dropped) == (False, 1)
     assert world.disk["key"].selected == REPLAYED
     assert subject.recheck(b"key", entry, [6]) == [6, REPLAYED]
     assert entry.state is State.CAPTURED
@@ -67,11 +67,11 @@ def test_a_graph_that_touches_few_nodes_is_not_tried(
     world: World, moved_input: tuple[FakePartition, Selector, Entry]
 ) -> None:
     _, subject, entry = moved_input
-    entry.graph.nodes_touched = 50 * (device_patching.MANY_NODES - 1)
+    graph_of(entry).nodes_touched = 50 * (device_patching.MANY_NODES - 1)
     assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
     # Later, its calls come with other tensors.
-    entry.graph.replays += 1000
-    entry.graph.nodes_touched += 1000 * 2 * device_patching.MANY_NODES
+    graph_of(entry).replays += 1000
+    graph_of(entry).nodes_touched += 1000 * 2 * device_patching.MANY_NODES
     subject.recheck(b"key", entry, [6])
     assert entry.state is State.MEASURING
 
@@ -83,9 +83,9 @@ def test_what_a_trial_could_not_tell_is_not_tried(
     world.times[REPLAYED], world.times[UNCAPTURED] = (1e-4, 16e-3), (1e-1, 16e-3)
     monkeypatch.setattr(device_patching, "prove", None)
     _, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
+    graph_of(entry).nodes_on_device = 300
     try_to_the_end(subject, entry)
-    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
+    graph_of(entry).replays, graph_of(entry).nodes_touched = 50, 50 * 300
     assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
     assert entry.state is State.CAPTURED
 
@@ -133,8 +133,8 @@ def test_patching_on_the_device_is_remembered_on_disk(
         device_patching, "prove", lambda graph, *args: graph.patch_on_device(True) or ""
     )
     _, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
-    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, False)
+    graph_of(entry).nodes_on_device = 300
+    assert (entry.state, graph_of(entry).is_patched_on_device) == (State.CAPTURED, False)
     subject.recheck(b"key", entry, [5])  # of few calls, whatever they touched
-    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, True)
-    assert entry.graph.dropped == 1
+    assert (entry.state, graph_of(entry).is_patched_on_device) == (State.CAPTURED, True)
+    assert graph_of(entry).dropped == 1

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import allocator
 from pygraph.record.recorder import Recording
-from pygraph.verify import rehearsal as rehearsal_module
 from pygraph.verify import verify
 from pygraph.verify.rehearsal import POISON_ONES, Rehearsal
 
@@ -155,7 +155,7 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 ) -> None:
     """Compiled code may leave anything in a saved tensor that it was given."""
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    monkeypatch.setattr(rehearsal_module.allocator, "give_back", lambda after: None)
+    monkeypatch.setattr(allocator, "give_back", lambda after: None)
     recording = Recording(FakeGraph(), StandIns(), [], given_away=frozenset({0}))
     args = [torch.ones(1), torch.full((1,), 2.0)]
     rehearsal = Rehearsal(lambda args: [torch.zeros(1)], args, recording, frozenset({0, 1}))
