@@ -33,20 +33,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pygraph import observations, runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import audit, unservable_calls
+from pygraph.partition import audit, tuple_arguments, unservable_calls
 from pygraph.partition.call import Function
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.partition.pipeline import Pipeline
 from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, PartitionInfo, State
-from pygraph.partition.tuple_arguments import (
-    Lengths,
-    lengths_of,
-    unpack,
-    unpacked_function,
-    unpacked_info,
-)
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.uncapturable import Compilation
 
@@ -80,7 +73,7 @@ class Partition:
         self._lock = threading.RLock()
         self._effects = ObservedEffects(info)
         self._thread = threading.local()  # `has_run`: it has run the function
-        self._unpacked: dict[Lengths, Partition] = {}  # for calls with tuples
+        self._unpacked: dict[tuple_arguments.Lengths, Partition] = {}  # for calls with tuples
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
         self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
@@ -201,14 +194,14 @@ class Partition:
         )
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
-        lengths = lengths_of(args)
+        lengths = tuple_arguments.lengths_of(args)
         partition = self._unpacked.get(lengths)
         if partition is None:
-            function = unpacked_function(self._function, lengths)
-            info = unpacked_info(self.info, lengths)
+            function = tuple_arguments.unpacked_function(self._function, lengths)
+            info = tuple_arguments.unpacked_info(self.info, lengths)
             partition = Partition(function, info, self._options, self._compilation)
             partition = self._unpacked.setdefault(lengths, partition)
-        return partition.callable(unpack(args))
+        return partition.callable(tuple_arguments.unpack(args))
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
