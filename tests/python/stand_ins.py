@@ -35,6 +35,27 @@ def verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
 
 
+class FakeWatch:
+    """A watch of one call. It fails before the call, or after it where nothing is known."""
+
+    def __init__(self, fails_before: bool, mutated: frozenset[int] | None = None) -> None:
+        self._fails_before = fails_before
+        self._mutated = mutated
+
+    def __call__(self, args: list[object], device: int) -> FakeWatch:
+        if self._fails_before:
+            raise torch.OutOfMemoryError("no room for a fingerprint")
+        return self
+
+    def mutated(self) -> frozenset[int]:
+        if self._mutated is None:
+            raise torch.OutOfMemoryError("no room for a fingerprint")
+        return self._mutated
+
+    def draws(self) -> bool:
+        return False
+
+
 class FullGpu:
     """Fails for want of memory, while what it has got so far is a local variable of its frame."""
 

@@ -26,25 +26,13 @@ from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
 
 from .fake_engine import FakeGraph, StandIns
-from .stand_ins import INFO, FullGpu, call
+from .stand_ins import INFO, FakeWatch, call
 from .test_recording_policy import after_four_recordings
 
 
 def _partition(argument_count: int, counts_numbers: bool) -> Partition:
     info = dataclasses.replace(INFO, argument_count=argument_count, counts_numbers=counts_numbers)
     return Partition(lambda args: args, info, Options())
-
-
-@pytest.mark.parametrize(
-    ("argument_count", "counts_numbers", "fits"),
-    [(2, False, True), (3, True, True), (3, False, False), (2, True, False)],
-)
-def test_hints_are_dropped_where_they_do_not_fit(
-    argument_count: int, counts_numbers: bool, fits: bool
-) -> None:
-    args = [torch.zeros(1), torch.zeros(1), 7]
-    info = dataclasses.replace(INFO, argument_count=argument_count, counts_numbers=counts_numbers)
-    assert ObservedEffects(info).hints_fit(args) is fits
 
 
 def test_reset_forgets_every_signature() -> None:
@@ -95,32 +83,11 @@ def test_tuples_of_tensors_are_unpacked_for_the_engine(monkeypatch: pytest.Monke
     assert (first.info.static, first.info.mutated) == (frozenset({3}), frozenset({0, 4}))
 
 
-class _Watch:
-    """A watch of one call. It fails before the call, or after it where nothing is known."""
-
-    def __init__(self, fails_before: bool, mutated: frozenset[int] | None = None) -> None:
-        self._fails_before = fails_before
-        self._mutated = mutated
-
-    def __call__(self, args: list[object], device: int) -> _Watch:
-        if self._fails_before:
-            raise torch.OutOfMemoryError("no room for a fingerprint")
-        return self
-
-    def mutated(self) -> frozenset[int]:
-        if self._mutated is None:
-            raise torch.OutOfMemoryError("no room for a fingerprint")
-        return self._mutated
-
-    def draws(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize("fails_before", [True, False])
 def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     fails_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observed_effects, "Watch", _Watch(fails_before))
+    monkeypatch.setattr(observed_effects, "Watch", FakeWatch(fails_before))
     calls: list[object] = []
 
     def function(args: list[object]) -> list[object]:
@@ -134,27 +101,14 @@ def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     assert "out of memory" in entry.reason
 
 
-def test_what_a_failed_watch_has_taken_is_free_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FullGpu()
-    monkeypatch.setattr(observed_effects, "Watch", gpu.fail)
-
-    def function(args: list[object]) -> list[object]:
-        assert gpu.is_free
-        return list(args)
-
-    outputs, failure = ObservedEffects(INFO).watched_call([5], function)
-    assert outputs == [5] and "out of memory" in failure
-    assert gpu.calls == 1
-
-
 def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = runtime.engine()
     monkeypatch.setattr(engine, "signature", lambda args, device: repr(args).encode())
     seen: list[object] = []
 
-    def watch(args: list[object], device: int) -> _Watch:
+    def watch(args: list[object], device: int) -> FakeWatch:
         seen.append(args[0])
-        return _Watch(fails_before=False, mutated=frozenset())
+        return FakeWatch(fails_before=False, mutated=frozenset())
 
     monkeypatch.setattr(observed_effects, "Watch", watch)
     partition = Partition(lambda args: list(args), INFO, Options())
@@ -172,7 +126,7 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
     monkeypatch.setattr(allocator, "_is_due", False)
     monkeypatch.setattr(allocator, "bytes_on_gpu", lambda args: 1 << 30)
     monkeypatch.setattr(allocator, "give_back_all", lambda: events.append("give back"))
-    monkeypatch.setattr(observed_effects, "Watch", _Watch(False, mutated=frozenset()))
+    monkeypatch.setattr(observed_effects, "Watch", FakeWatch(False, mutated=frozenset()))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 
     def function(args: list[object]) -> list[object]:

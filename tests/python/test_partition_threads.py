@@ -17,8 +17,7 @@ from pygraph.gpu import allocator
 from pygraph.options import Options
 from pygraph.partition import audit_replay, observed_effects, pipeline, timed_calls
 from pygraph.partition.attempt import Attempt
-from pygraph.partition.call import Call, SideEffects
-from pygraph.partition.observed_effects import ObservedEffects
+from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, State
 from pygraph.select import decision_cache
@@ -202,41 +201,6 @@ def test_a_graph_is_not_kept_after_a_reset(partition: Partition) -> None:
     partition.reset()
     partition.install(graph, 0)
     assert runtime.engine().graphs == []
-
-
-def test_what_two_threads_have_seen_at_once_is_kept(
-    monkeypatch: pytest.MonkeyPatch, partition: Partition
-) -> None:
-    """Each thread's call sees another input written."""
-    monkeypatch.undo()
-    seen = threading.Barrier(2)
-    monkeypatch.setattr(observed_effects, "Watch", _Watch)
-
-    def function(args: list[Any]) -> list[Any]:
-        seen.wait()
-        return []
-
-    subject = ObservedEffects(INFO)
-    threads = [
-        threading.Thread(target=subject.watched_call, args=([number], function)) for number in (5, 7)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert subject.known == SideEffects(INFO.mutated | {5, 7}, True)
-    assert not subject.is_watching
-
-
-class _Watch:
-    def __init__(self, args: list[Any], device: int) -> None:
-        self._number = args[0]
-
-    def mutated(self) -> frozenset[int]:
-        return frozenset({self._number})
-
-    def draws(self) -> bool:
-        return True
 
 
 class _QuietWatch:
