@@ -31,7 +31,7 @@ def test_a_workspace_that_finds_no_place_is_no_error() -> None:
             raise torch.OutOfMemoryError("no room")
 
     graph = Refusing()
-    allocator.relocate_workspace(graph)
+    allocator.settle_workspace(graph)
     assert graph.settled == 1
 
 

@@ -101,7 +101,7 @@ def free_library_workspaces() -> None:
     runtime.engine().free_blas_workspaces()
 
 
-def relocate_workspace(graph: _engine.CapturedGraph) -> None:
+def settle_workspace(graph: _engine.CapturedGraph) -> None:
     """Moves the workspace of a graph that is to stay to its place. Never raises: where there is no
     room, or PyTorch refuses, the next replay asks for it."""
     with contextlib.suppress(RuntimeError):

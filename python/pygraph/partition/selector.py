@@ -159,8 +159,8 @@ class Selector:
             else:
                 allocator.give_back_all()
                 self._has_cleaned_up = True
-        with runtime.harmless("relocating a graph's workspace"):
-            allocator.relocate_workspace(graph)
+        with runtime.harmless("settling a graph's workspace"):
+            allocator.settle_workspace(graph)
 
     # Rechecks.
 
