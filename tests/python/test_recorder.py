@@ -14,6 +14,8 @@ from pygraph import runtime
 from pygraph.record import memory_pools, owned_memory, recorder, stream_capture
 from pygraph.record.stream_capture import StreamCapture, check_abandoned, check_interrupted
 
+from .fake_engine import FakeGraph
+
 _DEVICE = 0
 
 
@@ -214,3 +216,61 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
     record()
     assert world.released == 1
     assert stream_capture._interrupted == []
+
+
+class LinkedPair(Pair):
+    """A pair that has both recordings, and may not be linked."""
+
+    def __init__(self, world: World, links: bool) -> None:
+        super().__init__(world)
+        self._links = links
+        self.finished: list[int] = []
+
+    def finish(self, index: int, *rest: object) -> None:
+        self.finished.append(index)
+
+    def may_write(self) -> list[int]:
+        return self.finished.copy()
+
+    def returned(self) -> list[int]:
+        return [1]
+
+    def surround(self, held: list[torch.Tensor], cached: object) -> None: ...
+
+    def link(self, sharing: list[int], given_away: list[Any], lanes: int) -> FakeGraph:
+        assert (sharing, [group.positions for group in given_away]) == ([0, 1], [[0]])
+        if not self._links:
+            raise NotRelocatable("the two recordings differ")
+        return FakeGraph(lanes=lanes)
+
+
+class NotRelocatable(RuntimeError):
+    """The engine's."""
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_written_is_known_even_if_the_recordings_cannot_be_linked(
+    monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    world = _world(monkeypatch, "", RuntimeError())
+    pair = LinkedPair(world, links)
+    engine = SimpleNamespace(RecordingPair=lambda args, device, capacity: pair)
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    group: Any = SimpleNamespace(positions=[0])
+    request = recorder.Request(
+        lambda args: [1, 2], [3, 4], device=_DEVICE, given_away=[group], lanes=4, written={7}
+    )
+    if links:
+        recording = recorder.record(request)
+        assert (recording.given_away, recording.returned) == (frozenset({0}), frozenset({1}))
+        assert recording.branched is not None
+        assert (recording.graph.lanes, recording.branched.lanes) == (1, 4)
+        recording.use(recording.branched)
+        assert (recording.graph.lanes, recording.branched) == (4, None)
+    else:
+        with pytest.raises(NotRelocatable):
+            recorder.record(request)
+    assert pair.finished == [0, 1]
+    assert request.written == {7, 0, 1}

@@ -73,7 +73,7 @@ def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
 
 def test_a_trial_ends_where_replays_find_no_memory(world: World) -> None:
     partition, subject, entry = captured()
-    graph = entry.graph
+    graph = graph_of(entry)
     graph.error = torch.OutOfMemoryError("no")
     calls = 0
     while entry.state is State.MEASURING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from pygraph.partition.signature import Entry, State
 from pygraph.report.stats import GraphStats, graph_row
@@ -29,7 +30,8 @@ def _entry(graph: FakeGraph | None) -> Entry:
 
 
 def test_a_row_has_what_the_graph_says() -> None:
-    graph = FakeGraph(**{name: 10 + i for i, name in enumerate(_OF_THE_GRAPH)})
+    numbers: dict[str, Any] = {name: 10 + i for i, name in enumerate(_OF_THE_GRAPH)}
+    graph = FakeGraph(**numbers)
     row = graph_row(INFO, _entry(graph))
     assert [getattr(row, name) for name in _OF_THE_GRAPH] == list(range(10, 10 + len(_OF_THE_GRAPH)))
     assert (row.name, row.state, row.capture_seconds, row.bytes_not_copied) == (
