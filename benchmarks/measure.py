@@ -79,7 +79,7 @@ def _measure_all(
                 with _cache_folder(caches, name), turn.tunes_alone():
                     ready.append(_prepare(name, workload, module, inputs, model_mib, turn))
             except Exception as error:
-                print(f"  {workload.key}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+                print(f"  {workload.key}: {name} failed: {runtime.first_line(error)}", flush=True)
                 traceback.print_exc()
         turn.wait_until_all_have_compiled()
         _time_in_turns(ready, inputs)

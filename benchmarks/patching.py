@@ -82,7 +82,8 @@ class _Variant:
                 self(i)
         entries = [entry for entry in _entries() if id(entry) not in known]
         self.graphs = [entry.graph for entry in entries if entry.graph is not None]
-        self.trial_us = [_of_trial(entry.decision) for entry in entries if entry.decision is not None]
+        decisions = [entry.selection.decision for entry in entries]
+        self.trial_us = [_of_trial(decision) for decision in decisions if decision is not None]
 
     def __call__(self, i: int) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

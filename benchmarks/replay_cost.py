@@ -28,17 +28,8 @@ Function = Callable[[list[Any]], tuple[Any, ...]]
 def _capture(function: Function, args: list[Any], saved: tuple[int, ...] = ()) -> Any:
     function(list(args))
     torch.cuda.synchronize()
-    recording = recorder.record(
-        function,
-        args,
-        0,
-        draws=False,
-        sharing=saved,
-        given_away=(),
-        capacity=1 << 36,
-        lanes=1,
-        written=set(),
-    )
+    request = recorder.Request(function, args, device=0, sharing=saved, capacity=1 << 36)
+    recording = recorder.record(request)
     engine = runtime.engine()
     partition = engine.graphed_callable(function, function, 0)
     engine.add_graph(partition, recording.graph, 1, 0)

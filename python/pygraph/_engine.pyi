@@ -159,9 +159,9 @@ def whole_graph_callable(
     fallback: Callable[..., Any],
     takes_list: bool,
     input_count: int,
-    inputs: list[int],
-    outputs: list[tuple[bool, int, tuple[list[int], list[int], int] | None] | None],
-    sent: list[tuple[list[int], torch.device, bool]],
+    inputs: Sequence[int],
+    outputs: Sequence[tuple[bool, int, tuple[list[int], list[int], int] | None] | None],
+    sent: Sequence[tuple[list[int], torch.device, bool]],
 ) -> WholeGraphCallable: ...
 def compiled_call(
     wrapper: Callable[..., Any],

@@ -9,7 +9,13 @@ from typing import Any
 
 from torch import fx
 
+from pygraph import runtime
 from pygraph.runtime import AnyPartition
+
+
+def is_pytorchs(filename: str) -> bool:
+    """Whether a frame of a program is PyTorch's own, and not the user's."""
+    return "/torch/" in filename
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +74,9 @@ class Observation:
         """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""
         if reason is None or not reason.graph_break:
             return
-        frames = [frame for frame in reason.user_stack if "/torch/" not in frame.filename]
+        frames = [frame for frame in reason.user_stack if not is_pytorchs(frame.filename)]
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        text = str(reason.reason).strip().splitlines()[0]
+        text = runtime.first_line(reason.reason)
         cut = Cut("graph break", text, where, "let torch.compile trace through it, or move it out")
         if cut not in self.breaks:
             self.breaks.append(cut)

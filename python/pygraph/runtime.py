@@ -1,4 +1,4 @@
-"""What all compiled programs of the process share: the engine, the partitions, notices."""
+"""What all compiled programs of the process share: the engine, the partitions, locks, notices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+
+from pygraph.engine import engine as engine  # callers say runtime.engine()
 
 log = logging.getLogger("pygraph")
 
@@ -38,20 +40,6 @@ _locks_lock = threading.RLock()  # to add one, and during captures
 _LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; then it is given up
 # Seconds that a thread waits for a capture, which may be waiting for it. Then PyTorch may raise.
 _LONGEST_CAPTURE = 10.0
-
-_SUPPORTED_TORCH = "2.11"
-
-
-@functools.cache
-def engine() -> Any:
-    """The C++ engine. Raises ImportError where it does not fit the installed PyTorch."""
-    if not torch.__version__.startswith(_SUPPORTED_TORCH + "."):
-        raise ImportError(
-            f"PyGraph is built for PyTorch {_SUPPORTED_TORCH}, this is {torch.__version__}"
-        )
-    from pygraph import _engine
-
-    return _engine
 
 
 @functools.cache
@@ -90,6 +78,11 @@ def note(level: int, text: str, *values: object) -> None:
     """Logs something in the middle of a call, which a handler of the user's must not end."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values)
+
+
+def first_line(error: object) -> str:
+    """Of an error's message, or of another text; empty if it has none."""
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 @contextlib.contextmanager

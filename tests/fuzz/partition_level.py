@@ -46,7 +46,7 @@ def graphed(program: Program, function: Function, number: int, device: str) -> F
     )
     select = "auto" if program.settings["shipped"] else "always"
     options = Options(select=select, lanes=program.settings["lanes"])
-    return Partition(function, info, options).callable  # type: ignore[no-any-return]
+    return Partition(function, info, options).callable
 
 
 def _saved(program: Program, part: Part) -> list[int]:

@@ -27,7 +27,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYGRAPH_SELECT", "auto")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 6)
-    monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 10)
+    monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 10)
     monkeypatch.setattr(selector, "_BAND", 1e9)
     monkeypatch.setattr(device_patching, "_HOST_SECONDS", 1.0)  # whatever a call takes
     _prefer(monkeypatch, PATCHED_ON_DEVICE, REPLAYED)

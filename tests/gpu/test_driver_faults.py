@@ -33,7 +33,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every program is tried in every form, within a few calls."""
     monkeypatch.setenv("PYGRAPH_SELECT", "auto")
     monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 4)
-    monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 6)
+    monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 6)
     monkeypatch.setattr(selector, "_BAND", 1e9)
     monkeypatch.setattr(device_patching, "_HOST_SECONDS", 1.0)
     monkeypatch.setattr(trial, "_CLEAR", 0.0)

@@ -33,7 +33,7 @@ def test_a_program_that_fits_in_one_graph() -> None:
     assert report.shares[0].fraction == 1.0
     (row,) = report.graphs
     assert row.state == "captured"
-    assert row.kernels == report.shares[0].in_graphs
+    assert row.nodes == report.shares[0].in_graphs
     assert {note.transform for note in report.transformations} == {"cpu_scalars", "cpu_tensors"}
     assert all("test_explain.py" in note.where for note in report.transformations)
     assert report.timing is not None

@@ -197,17 +197,7 @@ def test_the_shortcut_makes_views_of_results_and_of_arguments_wherever_they_are(
     x, on_cpu = randn(4, 8), torch.arange(6.0)
     partition([x])
     torch.cuda.synchronize()
-    recording = recorder.record(
-        partition,
-        [x],
-        0,
-        draws=False,
-        sharing=(),
-        given_away=(),
-        capacity=1 << 36,
-        lanes=1,
-        written=set(),
-    )
+    recording = recorder.record(recorder.Request(partition, [x], device=0, sharing=()))
     graphed = engine.graphed_callable(partition, partition, 0)
     engine.add_graph(graphed, recording.graph, 1, 0)
     outputs = [(True, 0, ([8, 4], [1, 8], 0)), (False, 1, ([2, 3], [3, 1], 0)), None]

@@ -139,16 +139,9 @@ def test_an_ordinary_operator_is_not_refused(name: str) -> None:
     with torch.no_grad():
         for _ in range(2):
             run(make())  # loads kernels, makes handles
+        draws = name in _DRAWING
         recording = recorder.record(
-            run,
-            make(),
-            0,
-            draws=name in _DRAWING,
-            sharing=None,
-            given_away=[],
-            capacity=64 << 30,
-            lanes=1,
-            written=set(),
+            recorder.Request(run, make(), device=0, draws=draws, capacity=64 << 30)
         )
         args = make()
         torch.manual_seed(1)

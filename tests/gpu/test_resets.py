@@ -28,7 +28,7 @@ def test_calls_are_right_while_graphs_are_dropped(
 ) -> None:
     monkeypatch.setenv("PYGRAPH_SELECT", select)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 20)
+    monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 20)
     monkeypatch.setattr(recording_policy, "_CALLS_UNTIL_RETRY", 10)
     options = {"pygraph.audit": 15, "pygraph.max_graphs": 3}
     model = compiled(lambda x: torch.relu(x * 2) + x, dynamic=False, options=options)

@@ -175,17 +175,17 @@ def test_the_option_overrides_the_measurement() -> None:
 
 
 def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 5)
+    monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 5)
     monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 5)
     module, model = _compiled(Small())
     x = torch.randn(8, 64, device="cuda")
     _calls(model, x)
     (entry,) = (e for p in runtime.partitions for e in p.entries.values())
-    assert entry.decision is not None
-    timings = dict(entry.decision.timings)
+    assert entry.selection.decision is not None
+    timings = dict(entry.selection.decision.timings)
     old = timings[REPLAYED]
     timings[REPLAYED] = Timing(old.host * 9, old.device * 9, old.latency * 9, old.noise, old.memory)
-    entry.decision = Decision(REPLAYED, timings)
+    entry.selection.decision = Decision(REPLAYED, timings)
     states = set()
     for _ in range(60):
         torch.testing.assert_close(_calls(model, x, 1), module(x))
@@ -197,7 +197,7 @@ def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPa
 def test_an_uncaptured_decision_whose_time_changed_is_recorded_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selector, "_CALLS_PER_LOOK", 5)
+    monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 5)
     timing = Timing(1.0, 1.0, 1.0, 0.0, 0)
     stale = [Decision(UNCAPTURED, {UNCAPTURED: timing, REPLAYED: timing})]
     monkeypatch.setattr(decision_cache, "load", lambda key: stale[0] if stale else None)

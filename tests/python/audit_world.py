@@ -13,13 +13,16 @@ import torch
 from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import audit_look
-from pygraph.partition import partition as partition_module
-from pygraph.partition.capture import Attempt, SideEffects
+from pygraph.partition import audit_replay, pipeline
+from pygraph.partition.attempt import Attempt
+from pygraph.partition.call import Call, SideEffects
+from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry
 from pygraph.verify import verify
+from pygraph.verify.rehearsal import Rehearsal
 
+from .fake_engine import FakeGraph
 from .stand_ins import INFO, verify_on_the_cpu
 
 Function = Callable[[list[Any]], list[Any]]
@@ -45,47 +48,23 @@ class Generator:
         self.offset = offset
 
 
-class Graph:
-    """A captured graph in use: runs a function, and then does what the test makes it do."""
-
-    output_bytes = block_bytes = workspace_bytes = 0
-    nodes = relocations = symbols = nodes_touched = calls_elsewhere = nodes_on_device = 0
-    lanes = 1
-    is_patched_on_device = False
-    failure = ""
+class Graph(FakeGraph):
+    """A captured graph in use; only audits meet its error."""
 
     def __init__(self, function: Function) -> None:
-        self.function = function
-        self.replays = 3  # of its verification
-        self.audit_at: int | None = None
-        self.donated: tuple[int, ...] = ()
-        self.random_arguments: list[int] = []
-        self.error: Exception | None = None
-        self.poisons: list[int] = []
-        self.generator: Any = None  # of the replay under way
-
-    @property
-    def is_audit_due(self) -> bool:
-        return self.audit_at is not None and self.replays >= self.audit_at
-
-    def matches(self, args: list[Any]) -> bool:
-        return True
-
-    def release_workspace(self) -> None:
-        pass
-
-    def settle_workspace(self) -> None:
-        pass
+        super().__init__(function, replays=3)  # of its verification
 
     def replay(
-        self, args: list[Any], gives_away: bool, poison: int = -1, generator: Any = None
-    ) -> list[Any]:
-        if self.error is not None and poison >= 0:
-            raise self.error
-        self.replays += 1
-        self.poisons.append(poison)
-        self.generator = generator or torch.cuda.default_generators[0]
-        return self.function(args)
+        self, arguments: list[Any], gives_away: bool, poison: int = -1, generator: Any = None
+    ) -> Sequence[Any]:
+        generator = generator or torch.cuda.default_generators[0]
+        error = self.error
+        if poison < 0:
+            self.error = None
+        try:
+            return super().replay(arguments, gives_away, poison, generator)
+        finally:
+            self.error = error
 
 
 class Engine:
@@ -100,11 +79,11 @@ class Engine:
         self.graphs: list[Graph] = []
         self.without_graph: list[int] = []
         self.given_away_positions: list[int] = []
-        self._calls = self._calls_per_look = 0
+        self._calls = self._calls_per_recheck = 0
 
     def graphed_callable(self, uncaptured: Any, miss: Any, device: int) -> Any:
         def call(args: list[Any]) -> Sequence[Any]:
-            if not self.graphs or self._is_look_due() or self.graphs[0].is_audit_due:
+            if not self.graphs or self._is_recheck_due() or self.graphs[0].is_audit_due:
                 return miss(args)  # type: ignore[no-any-return]
             outputs = self.graphs[0].replay(args, True)
             args.clear()
@@ -112,14 +91,14 @@ class Engine:
 
         return call
 
-    def _is_look_due(self) -> bool:
+    def _is_recheck_due(self) -> bool:
         self._calls += 1
-        return 0 < self._calls_per_look < self._calls
+        return 0 < self._calls_per_recheck < self._calls
 
     def add_graph(self, callable: Any, graph: Graph, most: int, calls: int) -> list[Graph]:
         self.remove_graph(callable, graph)
         self.graphs.insert(0, graph)
-        self._calls, self._calls_per_look = 0, calls
+        self._calls, self._calls_per_recheck = 0, calls
         return []
 
     def remove_graph(self, callable: Any, graph: Graph) -> None:
@@ -158,12 +137,12 @@ class World:
             (runtime, "engine", lambda: self.engine),
             (torch.cuda, "device", lambda index: contextlib.nullcontext()),
             (torch.cuda, "default_generators", (self.default_generator,)),
-            (audit_look, "_free_bytes", lambda: self.free_bytes),
-            (audit_look, "_kept_bytes", lambda: 0),
+            (audit_replay, "_free_bytes", lambda: self.free_bytes),
+            (audit_replay, "_kept_bytes", lambda: 0),
             (allocator, "give_back_all", lambda: None),
             (verify, "_foreign_bytes", lambda: 0),
-            (verify.Run, "_results", _results),
-            (Partition, "_watched_call", lambda partition, entry, args: partition.uncaptured(args)),
+            (Rehearsal, "_results", _results),
+            (ObservedEffects, "watched_call", lambda self, args, run: (run(args), "")),
         ):
             monkeypatch.setattr(owner, name, value)
         self._monkeypatch = monkeypatch
@@ -180,12 +159,12 @@ class World:
             args.clear()
             return outputs
 
-        def attempt(function: Any, uncaptured: Any, args: list[Any], *rest: Any) -> Attempt:
-            return Attempt(uncaptured(args), self.graph)
+        def attempt(call: Call) -> Attempt:
+            return Attempt(call.uncaptured(call.args), self.graph)
 
-        self._monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+        self._monkeypatch.setattr(pipeline, "attempt", attempt)
         partition = Partition(uncaptured, INFO, Options(select="always", **own))
-        partition._effects = SideEffects(mutated=written)
+        partition._effects.known = SideEffects(mutated=written)
         for _ in range(2):
             partition.callable(inputs())
         self.calls = 0
@@ -193,7 +172,7 @@ class World:
 
 
 def _results(run: Any, outputs: Sequence[Any], args: Any) -> list[torch.Tensor]:
-    return [*outputs, *(args[i] for i in run._visible)]
+    return [*outputs, *(args[i] for i in run.visible)]
 
 
 def only_entry(partition: Partition) -> Entry:

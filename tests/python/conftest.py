@@ -11,7 +11,7 @@ import torch
 from torch._dynamo import eval_frame
 
 from pygraph import runtime
-from pygraph.partition.partition import Partition
+from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import compiled_call
 
 from .compiled_programs import Backend, OurBackend
@@ -35,9 +35,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.fixture
-def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A Partition without a GPU; what it asks of the engine."""
-    looks: list[int] = []
+def told_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A Partition without a GPU. After how many calls the engine is to ask again, for each time that it
+    is told to run a signature uncaptured."""
+    told: list[int] = []
     real = runtime.engine()
     engine = SimpleNamespace(
         graphed_callable=real.graphed_callable,
@@ -47,11 +48,11 @@ def calls_per_look(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         waiting_seconds=real.waiting_seconds,
         clear_waiting=real.clear_waiting,
         free_blas_workspaces=lambda: None,
-        add_without_graph=lambda callable, args, calls: looks.append(calls),
+        add_without_graph=lambda callable, args, calls: told.append(calls),
         clear_without_graph=real.clear_without_graph,
         add_graph=lambda callable, graph, most, calls: [],
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(Partition, "_watched_call", lambda self, entry, args: self.uncaptured(args))
-    return looks
+    monkeypatch.setattr(ObservedEffects, "watched_call", lambda self, args, run: (run(args), ""))
+    return told

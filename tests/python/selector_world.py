@@ -12,11 +12,13 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu import allocator
-from pygraph.partition import selector
+from pygraph.partition import timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select import decision_cache
 from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
+
+from .fake_engine import FakeGraph
 
 
 class FakePartition:
@@ -27,53 +29,39 @@ class FakePartition:
     def __init__(self) -> None:
         self.entries: dict[bytes, Entry] = {}
         self.callable = object()
-        self.kept: list[Any] = []
+        self.installed: list[Any] = []
         self.refused = ""
 
     def uncaptured(self, args: list[Any]) -> list[Any]:
         return [args[0], UNCAPTURED]
 
-    def keep(self, graph: Any, calls_per_look: int) -> None:
-        self.kept.append((graph, calls_per_look))
+    def install(self, graph: Any, calls_per_recheck: int) -> None:
+        self.installed.append((graph, calls_per_recheck))
 
     def refuse(self, entry: Entry, reason: str) -> None:
-        entry.state, self.refused = State.REFUSED, reason
-        entry.graph = entry.trial = None
+        self.refused = reason
+        entry.refuse(reason, 0)
 
     def moving(self, args: list[Any]) -> list[int]:
         return []
 
     written: frozenset[int] = frozenset()
+    has_run_here = True
 
 
-class FakeGraph:
-    workspace_bytes = 100
-    output_bytes = block_bytes = 0
-    error: Exception | None = None
-    settled = 0
-    released = 0
-    nodes_on_device = 0
-    device_patch_bytes = 7
-    is_patched_on_device = False
-    replays = nodes_touched = calls_elsewhere = 0
-    dropped = 0
+def made_graph() -> FakeGraph:
+    """A graph whose results say how it was patched."""
 
-    def patch_on_device(self, on_device: bool) -> None:
-        self.is_patched_on_device = on_device
+    def replay(args: list[Any]) -> list[Any]:
+        return [args[0], PATCHED_ON_DEVICE if graph.is_patched_on_device else REPLAYED]
 
-    def drop_other_patching(self) -> None:
-        self.dropped += 1
+    graph = FakeGraph(replay, workspace_bytes=100)
+    return graph
 
-    def settle_workspace(self) -> None:
-        self.settled += 1
 
-    def release_workspace(self) -> None:
-        self.released += 1
-
-    def replay(self, args: list[Any], gives_away: bool) -> list[Any]:
-        if self.error is not None:
-            raise self.error
-        return [args[0], PATCHED_ON_DEVICE if self.is_patched_on_device else REPLAYED]
+def graph_of(entry: Entry) -> FakeGraph:
+    assert isinstance(entry.graph, FakeGraph)
+    return entry.graph
 
 
 class Busy(RuntimeError):
@@ -102,7 +90,7 @@ class World:
             remove_graph=lambda callable, graph: self.removed.append(graph),
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)
-        monkeypatch.setattr(selector, "timed", self._timed)
+        monkeypatch.setattr(timed_calls, "timed", self._timed)
         monkeypatch.setattr(allocator, "free_library_workspaces", self._free_workspaces)
         monkeypatch.setattr(allocator, "give_back_all", self._empty_cache)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -129,9 +117,9 @@ def captured(mode: str = "auto") -> tuple[FakePartition, Selector, Entry]:
     """A partition whose one signature has just been captured."""
     partition = FakePartition()
     subject = Selector(partition, mode)  # type: ignore[arg-type]
-    entry = partition.entries[b"key"] = Entry(graph=FakeGraph(), state=State.CAPTURED)
-    subject.recall(b"key", entry)
-    subject.captured(entry)
+    entry = partition.entries[b"key"] = Entry(graph=made_graph(), state=State.CAPTURED)
+    subject.load_decision(b"key", entry)
+    subject.begin_trial_or_install(entry)
     return partition, subject, entry
 
 
@@ -139,5 +127,5 @@ def try_to_the_end(subject: Selector, entry: Entry) -> int:
     for calls in range(100):
         if entry.state is not State.MEASURING:
             return calls
-        assert subject.run(b"key", entry, [calls])[0] == calls
+        assert subject.run_trial_call(b"key", entry, [calls])[0] == calls
     raise AssertionError("no decision")

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pygraph import runtime
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo
 from pygraph.verify import verify
+from pygraph.verify.rehearsal import Rehearsal
 
 INFO = PartitionInfo(
     name="forward",
@@ -26,43 +26,34 @@ INFO = PartitionInfo(
 )
 
 
-class Graph:
-    """Stands in for a captured graph that adds one, or that cannot be launched."""
-
-    output_bytes = block_bytes = 0
-    doubtful_use = ""
-    donated: tuple[int, ...] = ()
-    nodes_on_device = replays = nodes_touched = calls_elsewhere = 0
-    is_patched_on_device = is_audit_due = False
-    audit_at: int | None = None
-    nodes = 3
-    relocations = 4
-
-    def __init__(self, launches: bool = True, unexplained_words: int = 0) -> None:
-        self.unexplained_words = unexplained_words
-        self._launches = launches
-
-    def release_workspace(self) -> None:
-        pass
-
-    def settle_workspace(self) -> None:
-        pass
-
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        if not self._launches:
-            raise runtime.engine().DriverError("graph_launch failed")
-        return [args[0] + 1]
-
-
 def verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets runs be verified on CPU tensors, without a stream to wait for or to load."""
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
     monkeypatch.setattr(verify, "disturb", lambda seconds: None)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
+
+
+class FakeWatch:
+    """A watch of one call. It fails before the call, or after it where nothing is known."""
+
+    def __init__(self, fails_before: bool, mutated: frozenset[int] | None = None) -> None:
+        self._fails_before = fails_before
+        self._mutated = mutated
+
+    def __call__(self, args: list[object], device: int) -> FakeWatch:
+        if self._fails_before:
+            raise torch.OutOfMemoryError("no room for a fingerprint")
+        return self
+
+    def mutated(self) -> frozenset[int]:
+        if self._mutated is None:
+            raise torch.OutOfMemoryError("no room for a fingerprint")
+        return self._mutated
+
+    def draws(self) -> bool:
+        return False
 
 
 class FullGpu:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from pygraph.gpu import allocator
+
+from .fake_engine import FakeGraph
 
 
 def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,10 +25,14 @@ def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.M
 
 
 def test_a_workspace_that_finds_no_place_is_no_error() -> None:
-    def refuse() -> None:
-        raise torch.OutOfMemoryError("no room")
+    class Refusing(FakeGraph):
+        def settle_workspace(self) -> None:
+            super().settle_workspace()
+            raise torch.OutOfMemoryError("no room")
 
-    allocator.settle(SimpleNamespace(settle_workspace=refuse))
+    graph = Refusing()
+    allocator.settle_workspace(graph)
+    assert graph.settled == 1
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,14 @@ def test_a_wrong_option_raises_with_the_valid_ones() -> None:
         model(torch.randn(3))
 
 
-def test_reset_without_graphs_is_harmless() -> None:
+def test_a_program_goes_on_after_a_reset_without_graphs() -> None:
+    x = torch.randn(4)
+    model = torch.compile(torch.sinh, backend="pygraph")
+    before = model(x)
     pygraph.reset()
+    assert torch.equal(model(x), before)
     torch._dynamo.reset()
+    assert torch.equal(model(x), before)
 
 
 def test_the_engine_loads_and_says_why_there_is_no_driver() -> None:

@@ -44,10 +44,9 @@ def test_a_workload_runs_on_a_fake_gpu(workload: Workload) -> None:
         assert result.dim() == 0, "a training step ends in one number"
 
 
-def test_the_papers_workloads_are_complete() -> None:
-    assert len(PAPER) == 25
-    assert len({workload.key for workload in [*PAPER, *WORKLOADS]}) == 25 + len(WORKLOADS)
-    assert sum(workload.mode == "training" for workload in PAPER) == 10
+def test_no_two_workloads_have_the_same_key() -> None:
+    workloads = [*PAPER, *WORKLOADS]
+    assert len({workload.key for workload in workloads}) == len(workloads)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that the CPU is the GPU")

@@ -1,4 +1,4 @@
-"""Which form of a graph is used, and what is said of kernels: the parts that need no GPU."""
+"""Which layout of a graph is used, and what is said of kernels: the parts that need no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pygraph import runtime
 from pygraph.record.kernel_access import accesses_of, letters_of
 from pygraph.record.recorder import Recording, link_branched
 from pygraph.select.trial import Sample
-from pygraph.verify import branches, rehearsal, verify
+from pygraph.verify import branches, verify
+from pygraph.verify import rehearsal as rehearsal_module
+from pygraph.verify.rehearsal import Rehearsal
+
+from .fake_engine import FakeGraph, StandIns
 
 _MIB = 1 << 20
 
@@ -47,8 +51,8 @@ def test_what_is_slower_or_takes_long_is_replayed_less_often() -> None:
 
 
 def test_branches_may_need_some_more_memory_but_not_much() -> None:
-    def graph(workspace: int, blocks: int = 0) -> SimpleNamespace:
-        return SimpleNamespace(workspace_bytes=workspace * _MIB, block_bytes=blocks * _MIB)
+    def graph(workspace: int, blocks: int = 0) -> FakeGraph:
+        return FakeGraph(workspace_bytes=workspace * _MIB, block_bytes=blocks * _MIB)
 
     assert branches.is_worth_its_memory(graph(36), graph(60))
     assert not branches.is_worth_its_memory(graph(36), graph(36, blocks=200))
@@ -113,52 +117,42 @@ def test_nothing_is_said_of_the_users_kernels() -> None:
     assert accesses_of(scope["partition_0"]) == {}  # type: ignore[arg-type]
 
 
-class _Form:
-    """A form of a graph that adds something, in so many seconds."""
+class _Graph(FakeGraph):
+    """A layout of a graph that adds something, in so many seconds."""
 
-    output_bytes = workspace_bytes = block_bytes = 0
-
-    def __init__(self, addend: int, seconds: float, donated: tuple[int, ...] = ()) -> None:
-        self.donated = donated
-        self._addend = addend
+    def __init__(self, addend: int, seconds: float, **members: Any) -> None:
+        super().__init__(self._add, **members)
+        self.addend = addend
         self.seconds = seconds
-        self.released = 0
-        self.layouts: list[bool] = []
 
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        self.layouts.append(gives_away)
-        return [args[0] + self._addend]
-
-    def release_workspace(self) -> None:
-        self.released += 1
+    def _add(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [args[0] + self.addend]
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that takes the seconds that a form says."""
+    """A GPU that takes the seconds that a graph says."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=int))
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
-    monkeypatch.setattr(verify.Run, "_timer", lambda self, form: lambda: form.seconds)
+    monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(Rehearsal, "timer", lambda self, graph: lambda: graph.seconds)
     monkeypatch.setattr(verify, "disturb", lambda seconds: _Atomic.disturb())
 
 
-def _first_look(
-    chain: _Form, branched: _Form, uncaptured: _Form | None = None
+def _quick_check(
+    chain: FakeGraph, branched: FakeGraph, uncaptured: FakeGraph | None = None
 ) -> tuple[verify.Verification, Recording]:
     """uncaptured: what the function itself does; it adds one unless given."""
-    form = uncaptured or _Form(1, 1.0)
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    recording = Recording(chain, pair, [], branched=branched)
-    run = verify.Run(lambda args: form.replay(args, True), [torch.arange(4)], recording, frozenset())
-    return run.first_look(), recording
+    itself = uncaptured or _Graph(1, 1.0)
+    recording = Recording(chain, StandIns(), [], branched=branched)
+    args = [torch.arange(4)]
+    rehearsal = Rehearsal(lambda args: itself.replay(args, True), args, recording, frozenset())
+    return verify.quick_check(rehearsal), recording
 
 
-def test_the_faster_form_of_a_graph_is_kept(gpu: None) -> None:
+def test_the_faster_layout_of_a_graph_is_kept(gpu: None) -> None:
     for seconds, is_kept in ((0.5, True), (2.0, False)):
-        chain, branched = _Form(1, 1.0), _Form(1, seconds)
-        result, recording = _first_look(chain, branched)
+        chain, branched = _Graph(1, 1.0), _Graph(1, seconds)
+        result, recording = _quick_check(chain, branched)
         assert not result.failure
         assert not result.suspects
         kept, dropped = (branched, chain) if is_kept else (chain, branched)
@@ -167,24 +161,21 @@ def test_the_faster_form_of_a_graph_is_kept(gpu: None) -> None:
         assert dropped.released == 1
 
 
-class _Chancy(_Form):
-    """A form of which one result is another one each time, and one the same."""
+class _Chancy(_Graph):
+    """A layout of which one result is another one each time, and one the same."""
 
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        super().replay(args, gives_away, poison)
-        return [torch.tensor([len(self.layouts) + 100 * self._addend]), torch.tensor([self._addend])]
+    def _add(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.tensor([self.replays + 100 * self.addend]), torch.tensor([self.addend])]
 
 
 def test_results_that_are_left_to_chance_say_nothing_of_branches(gpu: None) -> None:
     for addend, is_kept in ((1, True), (2, False)):
         chain, branched = _Chancy(1, 1.0), _Chancy(addend, 0.5)
-        _, recording = _first_look(chain, branched, uncaptured=_Chancy(1, 1.0))
+        _, recording = _quick_check(chain, branched, uncaptured=_Chancy(1, 1.0))
         assert recording.graph is (branched if is_kept else chain)
 
 
-class _Atomic(_Form):
+class _Atomic(_Graph):
     """Of two results one is added up in another order beside other work, or beside other kernels of
     the graph."""
 
@@ -194,61 +185,56 @@ class _Atomic(_Form):
     def disturb(cls) -> None:
         cls.is_disturbed = True
 
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        super().replay(args, gives_away, poison)
-        order = self._addend if not _Atomic.is_disturbed else 10
+    def _add(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        order = self.addend if not _Atomic.is_disturbed else 10
         _Atomic.is_disturbed = False
-        return [torch.tensor([order]), torch.tensor([self._addend % 10])]
+        return [torch.tensor([order]), torch.tensor([self.addend % 10])]
 
 
 def test_what_differs_in_a_chain_beside_other_work_may_differ_with_branches(gpu: None) -> None:
     for addend, is_kept in ((11, True), (12, False)):
         chain, branched = _Atomic(1, 1.0), _Atomic(addend, 0.5)
-        result, recording = _first_look(chain, branched, uncaptured=_Atomic(1, 1.0))
+        result, recording = _quick_check(chain, branched, uncaptured=_Atomic(1, 1.0))
         assert not result.failure
         assert recording.graph is (branched if is_kept else chain)
 
 
-def test_a_form_with_other_results_is_dropped_and_the_chain_used(gpu: None) -> None:
-    chain = _Form(1, 1.0)
-    result, recording = _first_look(chain, _Form(2, 0.5))
+def test_a_layout_with_other_results_is_dropped_and_the_chain_used(gpu: None) -> None:
+    chain = _Graph(1, 1.0)
+    result, recording = _quick_check(chain, _Graph(2, 0.5))
     assert not result.failure
     assert recording.graph is chain
 
 
-class _Failing(_Form):
-    """A form that cannot be replayed a second time, as where memory is short."""
+class _Failing(_Graph):
+    """A layout that cannot be replayed a second time, as where memory is short."""
 
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
-        if self.layouts:
+    def _add(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.replays > 1:
             raise torch.OutOfMemoryError("no memory")
-        return super().replay(args, gives_away, poison)
+        return super()._add(args)
 
 
 def test_a_choice_that_fails_leaves_the_chain(gpu: None) -> None:
-    for chain, branched in ((_Form(1, 1.0), _Failing(1, 0.5)), (_Failing(1, 1.0), _Form(1, 0.5))):
-        result, recording = _first_look(chain, branched)
+    for chain, branched in ((_Graph(1, 1.0), _Failing(1, 0.5)), (_Failing(1, 1.0), _Graph(1, 0.5))):
+        result, recording = _quick_check(chain, branched)
         assert not result.failure
         assert not result.suspects
         assert recording.graph is chain
 
 
-def test_a_branched_form_is_looked_at_several_times(gpu: None) -> None:
-    branched = _Form(1, 0.5, donated=(0,))
-    _, recording = _first_look(_Form(1, 1.0), branched)
+def test_a_branched_layout_is_checked_several_times(gpu: None) -> None:
+    branched = _Graph(1, 0.5, donated=[0])
+    _, recording = _quick_check(_Graph(1, 1.0), branched)
     assert recording.graph is branched
-    assert branched.layouts == [True] * 3
+    assert branched.gave_away == [True] * 3
 
 
 def test_a_graph_that_cannot_be_branched_is_a_chain() -> None:
     def link(error: bool, lanes: int) -> Any:
         if error:
             raise runtime.engine().DriverError("graph_add_dependencies failed")
-        return SimpleNamespace(lanes=lanes)
+        return FakeGraph(lanes=lanes)
 
     def branched(error: bool, found: int, lanes: int = 8) -> Any:
         pair = SimpleNamespace(link=lambda together, given_away, lanes: link(error, found))
@@ -265,11 +251,9 @@ def test_a_timed_replay_is_one_on_clones(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sleep > 0
         return run(), Sample(host=1e-3, device=2e-3)
 
-    monkeypatch.setattr(rehearsal, "timed", timed)
-    form = _Form(1, 0.0)
-    recording = Recording(form, None, [])
+    monkeypatch.setattr(rehearsal_module, "timed", timed)
+    graph = FakeGraph(lambda args: [args[0].add_(1)])
     args = [torch.zeros(4)]
-    run = verify.Run(lambda args: [], args, recording, mutated=frozenset({0}))
-    monkeypatch.setattr(form, "replay", lambda args, gives_away: args[0].add_(1))
-    assert run._timer(form)() == 2e-3
+    rehearsal = Rehearsal(lambda args: [], args, Recording(graph, StandIns(), []), frozenset({0}))
+    assert rehearsal.timer(graph)() == 2e-3
     assert args[0].sum() == 0

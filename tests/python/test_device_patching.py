@@ -11,6 +11,8 @@ from pygraph.gpu import allocator
 from pygraph.partition import device_patching
 from pygraph.partition.signature import Entry
 
+from .fake_engine import FakeGraph
+
 
 class _Generator:
     def __init__(self) -> None:
@@ -23,36 +25,25 @@ class _Generator:
         self.offset = offset
 
 
-class _Graph:
+class _Graph(FakeGraph):
     """Doubles its first argument, adds a random number, and counts in its second."""
 
-    output_bytes = block_bytes = 0
-    donated: Sequence[int] = ()
-    error: Exception | None = None  # of replays that are patched on the device
-    wrong = 0.0  # what those are off by
-    chance: Sequence[float] = (0.0,) * 4  # of each replay's last result
-
     def __init__(self, generator: _Generator) -> None:
+        super().__init__(self._double)
         self._generator = generator
-        self.modes: list[bool] = []
         self.addresses: list[int] = []
-        self.has_dropped = False
+        self.wrong = 0.0  # what replays that are patched on the device are off by
+        self.error_on_device: Exception | None = None  # of those
+        self.chance: Sequence[float] = (0.0,) * 4  # of each replay's last result
 
-    def patch_on_device(self, on_device: bool) -> None:
-        self.modes.append(on_device)
-
-    def drop_other_patching(self) -> None:
-        self.has_dropped = True
-
-    def replay(self, args: list[torch.Tensor], gives_away: bool, poison: int) -> list[torch.Tensor]:
-        is_on_device = self.modes[-1]
-        if is_on_device and self.error is not None:
-            raise self.error
+    def _double(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.is_patched_on_device and self.error_on_device is not None:
+            raise self.error_on_device
         self.addresses.append(args[0].data_ptr())
         args[1] += 1
         noise = self._generator.offset
         self._generator.offset += 4
-        off = self.wrong if is_on_device else 0.0
+        off = self.wrong if self.is_patched_on_device else 0.0
         chance = self.chance[(len(self.addresses) - 1) % 4]
         return [args[0] * 2 + noise + off, torch.full((3,), chance)]
 
@@ -76,17 +67,17 @@ def _prove(graph: _Graph, written: frozenset[int] = frozenset({1})) -> str:
 def test_equal_results_at_other_addresses_are_a_proof(generator: _Generator) -> None:
     graph = _Graph(generator)
     assert _prove(graph) == ""
-    assert graph.modes == [False, False, True, True]
+    assert graph.on_device == [False, False, True, True]
     assert all(a != b for a, b in zip(graph.addresses, graph.addresses[1:], strict=False))
     assert generator.offset == 8  # the call itself draws the same numbers
-    assert not graph.has_dropped
+    assert graph.dropped == 0
 
 
 def test_other_results_are_none(generator: _Generator) -> None:
     graph = _Graph(generator)
     graph.wrong = 1e-6
     assert "other results" in _prove(graph)
-    assert graph.modes[-1] is False and graph.has_dropped
+    assert graph.on_device[-1] is False and graph.dropped == 1
     assert generator.offset == 8
 
 
@@ -95,8 +86,8 @@ def test_what_is_written_is_compared(generator: _Generator, monkeypatch: pytest.
     replay = graph.replay
 
     def spoil(args: list[torch.Tensor], gives_away: bool, poison: int) -> list[torch.Tensor]:
-        outputs = replay(args, gives_away, poison)
-        args[1] += graph.modes[-1]
+        outputs = list(replay(args, gives_away, poison))
+        args[1] += graph.on_device[-1]
         return outputs
 
     monkeypatch.setattr(graph, "replay", spoil)
@@ -121,9 +112,9 @@ def test_results_that_are_all_left_to_chance_are_no_proof() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("refused"), torch.OutOfMemoryError("no")])
 def test_a_device_that_refuses_leaves_all_as_it_was(generator: _Generator, error: Exception) -> None:
     graph = _Graph(generator)
-    graph.error = error
+    graph.error_on_device = error
     assert _prove(graph) != ""
-    assert graph.modes[-1] is False and graph.has_dropped
+    assert graph.on_device[-1] is False and graph.dropped == 1
     assert generator.offset == 8
 
 
@@ -133,25 +124,27 @@ def test_nothing_is_tried_without_room(generator: _Generator, monkeypatch: pytes
     graph = _Graph(generator)
     graph.output_bytes, graph.block_bytes = 1000, 50
     assert "memory" in _prove(graph)
-    assert graph.modes == []
+    assert graph.on_device == []
     assert wanted == [2 * (16 + 8 + 1000) + 50]
 
 
 def test_nodes_are_counted_between_looks(generator: _Generator) -> None:
-    entry = Entry(graph=_Graph(generator))
-    entry.graph.replays, entry.graph.nodes_touched = 10, 500
+    graph = _Graph(generator)
+    entry = Entry(graph=graph)
+    graph.replays, graph.nodes_touched = 10, 500
     assert device_patching.count(entry) == 50
     assert device_patching.count(entry) == 0
-    entry.graph.replays, entry.graph.nodes_touched = 30, 540
+    graph.replays, graph.nodes_touched = 30, 540
     assert device_patching.count(entry) == 2
 
 
 def test_only_graphs_with_many_nodes_are_considered(generator: _Generator) -> None:
-    entry = Entry(graph=_Graph(generator))
-    entry.graph.nodes_on_device = device_patching.MANY_NODES
+    graph = _Graph(generator)
+    entry = Entry(graph=graph)
+    graph.nodes_on_device = device_patching.MANY_NODES
     assert device_patching.is_open(entry)
-    entry.graph.nodes_on_device -= 1
+    graph.nodes_on_device -= 1
     assert not device_patching.is_open(entry)
-    entry.graph.nodes_on_device += 1
+    graph.nodes_on_device += 1
     entry.has_tried_device = True
     assert not device_patching.is_open(entry)

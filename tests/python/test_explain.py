@@ -25,9 +25,10 @@ from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.report import measure, profile, wording
 from pygraph.report.classify import Kind, classify, segments
 from pygraph.report.estimate import estimate
-from pygraph.report.explanation import Report, Share
+from pygraph.report.explanation import Report, Share, variant_timings
 from pygraph.report.fake_gpu import trace
-from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
+from pygraph.report.stats import GraphStats
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Timing
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -59,7 +60,7 @@ def test_an_estimate_counts_every_operation_once(report: Report) -> None:
     (share,) = report.shares
     assert share.unit == "operations"
     assert 0.5 < share.fraction < 1
-    assert sum(row.kernels for row in report.graphs) == share.in_graphs
+    assert sum(row.nodes for row in report.graphs) == share.in_graphs
     assert sum(part.width for part in report.strip) == share.total
     reasons = {cut.where.rsplit("/", 1)[-1]: cut.reason for cut in report.cuts}
     assert any("nonzero" in reason for reason in reasons.values())
@@ -71,7 +72,7 @@ def test_an_estimate_counts_every_operation_once(report: Report) -> None:
 
 def test_the_json_has_the_documented_keys(report: Report) -> None:
     data = json.loads(report.to_json())
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     documented = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
     for key in data:
         assert f"`{key}`" in documented, key
@@ -85,16 +86,17 @@ def test_a_row_tells_what_the_selection_measured() -> None:
         UNCAPTURED: Timing(5e-3, 1e-3, 5e-3, 0.01, 0),
         REPLAYED: Timing(1e-4, 1e-3, 1e-3, 0.0, 9),
     }
-    rows = measure._timings(Decision(REPLAYED, timings))
+    row = GraphStats("forward", 0, "captured", "", timings=timings, selected=REPLAYED)
+    rows = variant_timings(row)
     assert [(row.variant, row.period_us, row.selected) for row in rows] == [
         (UNCAPTURED, pytest.approx(5000), False),
         (REPLAYED, pytest.approx(1000), True),
     ]
-    assert wording._timings(rows) == "replayed 1,000, uncaptured 5,000"
+    assert wording.graph_cells(row)[-1] == "replayed 1,000, uncaptured 5,000"
 
 
 def test_a_row_tells_how_many_kernels_run_at_a_time(report: Report) -> None:
-    row = dataclasses.replace(report.graphs[0], kernels=153, lanes=4)
+    row = dataclasses.replace(report.graphs[0], nodes=153, lanes=4)
     assert "153 (4 at a time)" in wording.graph_cells(row)
     assert "153" in wording.graph_cells(dataclasses.replace(row, lanes=1))
 

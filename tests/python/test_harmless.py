@@ -14,11 +14,12 @@ import torch
 import pygraph
 from pygraph import runtime
 from pygraph.gpu import allocator
-from pygraph.partition import device_patching, unservable_calls
+from pygraph.partition import device_patching, timed_calls
 from pygraph.partition import selector as selector_module
-from pygraph.partition.capture import Attempt
+from pygraph.partition.attempt import Attempt
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo, State
+from pygraph.partition.unservable_calls import DonationState
 from pygraph.select import decision_cache, trial
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial
 from pygraph.uncapturable import Compilation
@@ -71,12 +72,11 @@ INFO_ON_DISK = PartitionInfo(**{**vars(INFO), "program": "program", "kind": "bac
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[World]:
     runtime.partitions.clear()
     world = World(monkeypatch, lambda args: [args[0] + 1])
-    monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
-    monkeypatch.setattr(selector_module, "timed", world.timed)
+    monkeypatch.setattr(timed_calls, "timed", world.timed)
     monkeypatch.setattr(decision_cache, "_machine", lambda device: "machine")
     monkeypatch.setattr(decision_cache, "cache_dir", lambda: str(tmp_path))
     monkeypatch.setattr(allocator, "bytes_on_gpu", lambda args: 1 << 30)
-    monkeypatch.setattr(selector_module, "_CALLS_PER_LOOK", 5)
+    monkeypatch.setattr(selector_module, "_CALLS_PER_RECHECK", 5)
     yield world
     assert not runtime.record_lock.locked()
 
@@ -94,7 +94,7 @@ PLACES = [
     (allocator, "bytes_on_gpu"),
     (allocator, "make_room"),
     (allocator, "free_library_workspaces"),
-    (allocator, "settle"),
+    (allocator, "settle_workspace"),
     (decision_cache, "key_of"),
     (decision_cache, "load"),
     (decision_cache, "save"),
@@ -104,10 +104,10 @@ PLACES = [
     (device_patching, "count"),
     (device_patching, "is_open"),
     (device_patching, "form_of"),
-    (unservable_calls, "renewed"),
+    (DonationState, "note_retained"),
     (Trial, "add"),
     (selector_module, "_first_trial"),
-    (selector_module, "timed"),
+    (timed_calls, "timed"),
     (trial, "_summary"),
     (logging.Logger, "log"),
 ]
@@ -141,7 +141,7 @@ def test_a_failure_beside_the_call_never_reaches_the_user(
     _make_calls(partition, 30)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        world.graph.donated = (0,)  # which the calls do not give away
+        world.graph.donated = [0]  # which the calls do not give away
         _make_calls(partition, 30)
     assert failures
 
@@ -162,7 +162,7 @@ def test_a_file_in_the_place_of_the_folder(
     monkeypatch.setattr(decision_cache, "cache_dir", lambda: str(tmp_path / "file"))
     partition = world.partition()
     _make_calls(partition, 30)
-    assert audit_world.only_entry(partition).decision is not None
+    assert audit_world.only_entry(partition).selection.decision is not None
 
 
 def test_a_full_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_full_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pathlib.Path, "write_text", full)
     partition = world.partition()
     _make_calls(partition, 30)
-    assert audit_world.only_entry(partition).decision is not None
+    assert audit_world.only_entry(partition).selection.decision is not None
 
 
 def test_a_handler_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_what_learns_from_a_failure_may_fail(world: World, monkeypatch: pytest.M
     monkeypatch.setattr(Compilation, "learn", _fail)
     partition = Partition(world.function, INFO, audit_world.Options(), Compilation(()))
     entry = Entry()
-    partition._conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
+    partition._pipeline.conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
     assert (entry.state, entry.reason) == (State.REFUSED, "no capture")
 
 
@@ -208,12 +208,12 @@ def test_a_trial_of_patching_on_the_device_that_fails(
     _make_calls(partition, 30)
     entry = audit_world.only_entry(partition)
     timing = Timing(1e-4, 1e-3, 1e-3, 0.0, 0)
-    entry.decision = Decision(REPLAYED, {REPLAYED: timing, UNCAPTURED: timing})
+    entry.selection.decision = Decision(REPLAYED, {REPLAYED: timing, UNCAPTURED: timing})
     if entry.graph is None:
-        entry.graph, entry.state = world.graph, State.CAPTURED
+        entry.use(world.graph)
     monkeypatch.setattr(device_patching, "is_open", lambda entry: True)
     monkeypatch.setattr(device_patching, "consider", _fail)
-    partition._selector.look(b"key", entry, _x())
+    partition._selector.recheck(b"key", entry, _x())
     assert entry.state is State.REFUSED
     _make_calls(partition, 5)
 

@@ -1,18 +1,30 @@
-"""The Python package's floors: a package imports only what lies below it. So there is no circle."""
+"""The Python package's floors: a package imports only what lies below it. So there is no circle.
+
+And who writes the records of a signature: one module each.
+"""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import pygraph
+from pygraph.partition.signature import Entry, RecordingState, SelectionState
+from pygraph.partition.unservable_calls import DonationState
+from pygraph.verify.audit_schedule import Audits
 
 _ROOT = Path(pygraph.__file__).parent
 
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
     ("_engine", "_version", "options", "source_digest"),
+    ("engine",),
     ("runtime",),
     ("observations", "operators", "gpu"),
     ("uncapturable", "fx_passes", "select", "record"),
@@ -58,3 +70,61 @@ def test_nothing_is_imported_from_above() -> None:
 def test_every_part_has_a_floor() -> None:
     parts = {p.stem for p in _ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
     assert parts | {"_engine"} == set(_FLOOR)
+
+
+@pytest.mark.parametrize("package", ["partition", "record", "select", "verify"])
+def test_no_circle_of_imports_is_in_a_package(package: str) -> None:
+    """Nor of types that are imported for the type checker alone."""
+    prefix = f"pygraph.{package}."
+    files = list((_ROOT / package).glob("*.py"))
+    imports: dict[str, set[str]] = {}
+    for path in files:
+        names = {module for _, module in _imports(path)} | _imported_modules(path, package)
+        imports[path.stem] = {
+            n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)
+        }
+    assert any(imports.values()) or len(files) < 3
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
+
+
+def _imported_modules(path: Path, package: str) -> set[str]:
+    """As ``from pygraph.partition import audit`` names them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == f"pygraph.{package}":
+            found |= {f"pygraph.{package}.{alias.name}" for alias in node.names}
+    return found
+
+
+# Methods of the records themselves write ``self``.
+_OWNERS: dict[Any, tuple[str, ...]] = {
+    Entry: (),
+    RecordingState: ("partition/pipeline.py",),
+    SelectionState: ("partition/selector.py",),
+    DonationState: (),
+    Audits: ("partition/audit.py",),
+}
+# By device_patching.py; and a record as a whole, by its owner.
+_WRITTEN_BY_OTHERS = {"counted", "has_tried_device", "audits"}
+
+
+def _written_attributes(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of each attribute of another object that a file assigns."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+            continue
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            yield node.lineno, node.attr
+
+
+@pytest.mark.parametrize("record", _OWNERS)
+def test_a_record_of_a_signature_is_written_by_its_owner_only(record: Any) -> None:
+    fields = {field.name for field in dataclasses.fields(record)} - _WRITTEN_BY_OTHERS
+    wrong = []
+    for path in sorted((_ROOT / "partition").glob("*.py")):
+        if f"partition/{path.name}" in (*_OWNERS[record], "partition/signature.py"):
+            continue
+        for line, name in _written_attributes(path):
+            if name in fields:
+                wrong.append(f"{path.name}, line {line}: {name}")
+    assert wrong == []

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pygraph import options
 
 
-def test_defaults() -> None:
+def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/reference.md."""
+    monkeypatch.delenv("PYGRAPH_SELECT", raising=False)
+    monkeypatch.delenv("PYGRAPH_PATCHES", raising=False)
     config = options.parse(None, None)
-    assert config.own == options.Options()
+    assert dataclasses.asdict(config.own) == {
+        "select": "auto",
+        "verify": True,
+        "audit": None,
+        "max_graphs": 256,
+        "lanes": 8,
+        "transforms": options.TRANSFORMS,
+        "patches": "exact",
+        "record_capacity_gib": 1024,
+    }
     assert config.inductor == {}
     assert config.graphs
 

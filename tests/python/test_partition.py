@@ -13,15 +13,20 @@ import pytest
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import partition as partition_module
-from pygraph.partition.capture import Attempt
+from pygraph.partition import observed_effects, pipeline
+from pygraph.partition.attempt import Attempt
+from pygraph.partition.call import Call
+from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.partition.partition import Partition
-from pygraph.partition.signature import Entry, Kind, Pending, State
-from pygraph.record import recorder
+from pygraph.partition.recording_policy import MOST_IN_NEW_THREADS
+from pygraph.partition.signature import Entry, Kind, Pending, SelectionState, State
+from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
 
-from .stand_ins import INFO, FullGpu, Graph, call
+from .fake_engine import FakeGraph, StandIns
+from .stand_ins import INFO, FakeWatch, call
 from .test_recording_policy import after_four_recordings
 
 
@@ -30,22 +35,13 @@ def _partition(argument_count: int, counts_numbers: bool) -> Partition:
     return Partition(lambda args: args, info, Options())
 
 
-@pytest.mark.parametrize(
-    ("argument_count", "counts_numbers", "fits"),
-    [(2, False, True), (3, True, True), (3, False, False), (2, True, False)],
-)
-def test_hints_are_dropped_where_they_do_not_fit(
-    argument_count: int, counts_numbers: bool, fits: bool
-) -> None:
-    args = [torch.zeros(1), torch.zeros(1), 7]
-    assert _partition(argument_count, counts_numbers)._hints_fit(args) is fits
-
-
 def test_reset_forgets_every_signature() -> None:
     partition = _partition(1, True)
-    partition.entries[b"key"] = object()  # type: ignore[assignment]
+    partition.entries[b"key"] = Entry()
+    runtime.engine().wait(partition.callable, b"key", 1.0)
     partition.reset()
     assert partition.entries == {}
+    assert runtime.engine().waiting_seconds(partition.callable, b"key") == 0
 
 
 def test_a_partition_lives_as_long_as_its_callable() -> None:
@@ -67,7 +63,7 @@ def test_tuples_of_tensors_are_unpacked_for_the_engine(monkeypatch: pytest.Monke
         wait=lambda *args: None,
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
-    monkeypatch.setattr(Partition, "_watched_call", lambda self, entry, args: self.uncaptured(args))
+    monkeypatch.setattr(ObservedEffects, "watched_call", lambda self, args, run: (run(args), ""))
 
     def function(args: list[object]) -> list[object]:
         result = list(args)
@@ -87,50 +83,22 @@ def test_tuples_of_tensors_are_unpacked_for_the_engine(monkeypatch: pytest.Monke
     assert (first.info.static, first.info.mutated) == (frozenset({3}), frozenset({0, 4}))
 
 
-class _Watch:
-    """A watch that fails, before the call or after it."""
-
-    def __init__(self, fails_before: bool) -> None:
-        self._fails_before = fails_before
-
-    def __call__(self, args: list[object], device: int) -> _Watch:
-        if self._fails_before:
-            raise torch.OutOfMemoryError("no room for a fingerprint")
-        return self
-
-    def mutated(self) -> frozenset[int]:
-        raise torch.OutOfMemoryError("no room for a fingerprint")
-
-
 @pytest.mark.parametrize("fails_before", [True, False])
 def test_a_call_that_cannot_be_watched_is_made_once_and_stays_uncaptured(
     fails_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_module, "Watch", _Watch(fails_before))
+    monkeypatch.setattr(observed_effects, "Watch", FakeWatch(fails_before))
     calls: list[object] = []
 
     def function(args: list[object]) -> list[object]:
         calls.append(args[0])
         return list(args)
 
-    partition = Partition(function, INFO, Options())
-    entry = Entry()
-    assert partition._watched_call(entry, [5]) == [5]
+    monkeypatch.setattr(runtime.engine(), "signature", lambda args, device: b"key")
+    entry = call(Partition(function, INFO, Options()), 5)
     assert calls == [5]
     assert entry.state is State.REFUSED
     assert "out of memory" in entry.reason
-
-
-def test_what_a_failed_watch_has_taken_is_free_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FullGpu()
-    monkeypatch.setattr(partition_module, "Watch", gpu.fail)
-
-    def function(args: list[object]) -> list[object]:
-        assert gpu.is_free
-        return list(args)
-
-    assert Partition(function, INFO, Options())._watched_call(Entry(), [5]) == [5]
-    assert gpu.calls == 1
 
 
 def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +106,11 @@ def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "signature", lambda args, device: repr(args).encode())
     seen: list[object] = []
 
-    def watched_call(self: Partition, entry: Entry, args: list[object]) -> object:
+    def watch(args: list[object], device: int) -> FakeWatch:
         seen.append(args[0])
-        self._watched += 1
-        return self.uncaptured(args)
+        return FakeWatch(fails_before=False, mutated=frozenset())
 
-    monkeypatch.setattr(Partition, "_watched_call", watched_call)
+    monkeypatch.setattr(observed_effects, "Watch", watch)
     partition = Partition(lambda args: list(args), INFO, Options())
     for number in (3, 4, 5):
         assert partition._miss([number]) == [number]
@@ -156,48 +123,45 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
 ) -> None:
     """But while results are alive, only their pieces would be left, for all that follows."""
     events: list[str] = []
-    monkeypatch.setattr(partition_module.allocator, "_is_due", False)
-    monkeypatch.setattr(partition_module.allocator, "bytes_on_gpu", lambda args: 1 << 30)
-    monkeypatch.setattr(partition_module.allocator, "give_back_all", lambda: events.append("give back"))
-    monkeypatch.setattr(partition_module, "Watch", lambda args, device: _Watch(fails_before=False))
+    monkeypatch.setattr(allocator, "_is_due", False)
+    monkeypatch.setattr(allocator, "bytes_on_gpu", lambda args: 1 << 30)
+    monkeypatch.setattr(allocator, "give_back_all", lambda: events.append("give back"))
+    monkeypatch.setattr(observed_effects, "Watch", FakeWatch(False, mutated=frozenset()))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 
     def function(args: list[object]) -> list[object]:
         events.append("call")
         return list(args)
 
-    def attempt(_: object, uncaptured: object, args: list[object], *rest: object) -> Attempt:
+    def attempt(call: Call) -> Attempt:
         events.append("verify")
-        return Attempt(list(args), failure="a host callback")
+        return Attempt(list(call.args), failure="a host callback")
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     monkeypatch.setattr(runtime.engine(), "signature", lambda args, device: repr(args).encode())
     info = dataclasses.replace(INFO, kind=kind)
     partition = Partition(function, info, Options(select="always"))
-    partition._watched_call(Entry(), [5])
+    partition._miss([5])
     assert events == ["give back", "call"]
-    entry = partition.entries[b"key"] = Entry()
-    partition._capture(b"key", entry, [5])
+    partition._miss([5])
     assert events[2:] == ["give back", "verify", *(["give back"] if kind != "inference" else [])]
     events.clear()
-    partition._watched = 2  # the next calls are not
-    partition._miss([6])
+    partition._miss([6])  # gives back at its beginning, and is watched
     partition._miss([7])
-    assert events == ["give back", "call", "call"]
+    assert events == ["give back", "give back", "call", "call"]
 
 
-@pytest.mark.usefixtures("calls_per_look")
+@pytest.mark.usefixtures("told_to_the_engine")
 def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``_call`` stands for a call that the engine asks about, when a wait is over."""
-    graph = Graph()
-    monkeypatch.setattr(
-        partition_module.capture, "attempt", lambda f, u, args, *rest: Attempt(list(args), graph)
-    )
+    graph = FakeGraph()
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(list(call.args), graph))
     engine = runtime.engine()
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
-    partition._policy = after_four_recordings(max_graphs=4)  # 0.1 s each
+    policy = after_four_recordings(max_graphs=4)  # 0.1 s each
+    partition._pipeline = dataclasses.replace(partition._pipeline, policy=policy)
 
     def waits() -> float:
         return float(engine.waiting_seconds(partition.callable, b"key"))
@@ -208,7 +172,7 @@ def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
     engine.wait(partition.callable, b"key", 0.05)  # as the engine counts
     assert partition.is_waiting(b"key", entry)
     engine.clear_waiting(partition.callable)
-    partition._policy.note_dropped(4)  # 0.2 s from now on
+    policy.note_dropped(4)  # 0.2 s from now on
     assert call(partition, 7).state is State.UNCAPTURED
     assert waits() == pytest.approx(0.1)
     engine.clear_waiting(partition.callable)
@@ -221,16 +185,16 @@ def test_calls_that_wait_for_their_recording_are_left_to_the_engine(
 
 @pytest.mark.parametrize("select", ["always", "never"])
 def test_the_second_call_is_recorded_unless_graphs_are_off(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch, select: str
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch, select: str
 ) -> None:
-    graph = Graph()
+    graph = FakeGraph()
     attempts = []
 
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
-        attempts.append(args)
-        return Attempt(list(args), graph)
+    def attempt(call: Call) -> Attempt:
+        attempts.append(call.args)
+        return Attempt(list(call.args), graph)
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     partition = Partition(lambda args: list(args), INFO, Options(select=select))
     assert call(partition, None).state is State.UNCAPTURED
     entry = call(partition, None)
@@ -238,41 +202,41 @@ def test_the_second_call_is_recorded_unless_graphs_are_off(
         assert (entry.state, entry.graph, len(attempts)) == (State.CAPTURED, graph, 1)
     else:
         assert (entry.state, entry.graph, attempts) == (State.NOT_SELECTED, None, [])
-        assert calls_per_look == [0]  # the engine is told, once and for all
+        assert told_to_the_engine == [0]  # the engine is told, once and for all
         call(partition, None)
-        assert calls_per_look == [0]
+        assert told_to_the_engine == [0]
 
 
 def test_a_refused_signature_is_told_to_the_engine_once(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
-        return Attempt(list(args), failure="a host callback")
+    def attempt(call: Call) -> Attempt:
+        return Attempt(list(call.args), failure="a host callback")
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     for _ in range(5):
         entry = call(partition, None)
     assert (entry.state, entry.reason) == (State.REFUSED, "a host callback")
-    assert calls_per_look == [0]
+    assert told_to_the_engine == [0]
 
 
 def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_ever(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``_call`` stands for a call that the engine asks about, when a look is due."""
-    graph = Graph()
+    """``_call`` stands for a call that the engine asks about, when a recheck is due."""
+    graph = FakeGraph()
     attempts: list[int] = []
 
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+    def attempt(call: Call) -> Attempt:
         attempts.append(1)
         if len(attempts) in (3,):
-            return Attempt(list(args), graph)
-        return Attempt(list(args), failure=recorder.describe_failure(torch.OutOfMemoryError("no")))
+            return Attempt(list(call.args), graph)
+        return Attempt(list(call.args), failure=recorder.describe_failure(torch.OutOfMemoryError("no")))
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
-    other = partition.entries[b"another"] = Entry(State.REFUSED, looks=1)
+    other = partition.entries[b"another"] = Entry(State.REFUSED, selection=SelectionState(rechecks=1))
 
     def refused_then_forgotten() -> None:
         for _ in range(3):  # seen, recorded, told to the engine
@@ -282,83 +246,87 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_eve
 
     refused_then_forgotten()
     assert b"key" not in partition.entries
-    assert other.looks == 0  # the engine forgot this one too, and will be told of it again
+    assert other.selection.rechecks == 0  # the engine forgot this one too, and will be told of it again
     refused_then_forgotten()
-    assert calls_per_look == [1000, 4000]
+    assert told_to_the_engine == [1000, 4000]
     for _ in range(2):
         assert partition._miss([None]) == [None]
     assert partition.entries[b"key"].state is State.CAPTURED
     del partition.entries[b"key"]
     refused_then_forgotten()
     refused_then_forgotten()
-    assert calls_per_look == [1000, 4000, 16000, 0]
+    assert told_to_the_engine == [1000, 4000, 16000, 0]
     assert partition.entries[b"key"].state is State.REFUSED  # for good
 
 
-def test_a_suspect_result_is_looked_at_by_the_next_call(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_suspect_result_is_checked_by_the_next_call(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    graph = Graph()
-    pending = Pending(Recording(graph, None, []), [3], 0)
+    graph = FakeGraph()
+    pending = Pending(Recording(graph, StandIns(), []), [3], 0)
 
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
-        seen.append(rest[-1])
-        return Attempt(list(args), pending=pending) if len(seen) == 1 else Attempt(list(args), graph)
+    def attempt(call: Call) -> Attempt:
+        seen.append(call.pending)
+        return (
+            Attempt(list(call.args), pending=pending)
+            if len(seen) == 1
+            else Attempt(list(call.args), graph)
+        )
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     for _ in range(3):
         entry = call(partition, None)
     assert seen == [None, pending]
-    assert (entry.state, entry.pending) == (State.CAPTURED, None)
+    assert (entry.state, entry.recording.pending) == (State.CAPTURED, None)
 
 
 def _raising(world: pytest.MonkeyPatch, **kwargs: bool) -> list[int]:
     """Recordings raise; the threads that they are made in."""
     threads: list[int] = []
 
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
+    def attempt(call: Call) -> Attempt:
         threads.append(threading.get_ident())
-        return Attempt(uncaptured(args), failure="no handle", **kwargs)  # type: ignore[operator]
+        return Attempt(call.uncaptured(call.args), failure="no handle", **kwargs)
 
-    world.setattr(partition_module.capture, "attempt", attempt)
-    world.setattr(recorder, "make_handles", lambda: None)
+    world.setattr(pipeline, "attempt", attempt)
+    world.setattr(stream_capture, "make_handles", lambda: None)
     return threads
 
 
 def _in_thread(partition: Partition, entry: Entry) -> None:
-    thread = threading.Thread(target=lambda: partition._capture(b"key", entry, [0]))
+    thread = threading.Thread(target=lambda: partition._pipeline.record_call(b"key", entry, [0]))
     thread.start()
     thread.join()
 
 
 def test_a_capture_that_raises_in_a_new_thread_is_left_to_one_that_has_run_the_function(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = _raising(monkeypatch, raised=True)
     partition, entry = Partition(lambda args: args, INFO, Options()), Entry()
     partition.entries[b"key"] = entry
     for _ in range(10):
         _in_thread(partition, entry)
-    assert len(threads) == partition_module._MOST_IN_NEW_THREADS
+    assert len(threads) == MOST_IN_NEW_THREADS
     assert entry.state is State.UNCAPTURED
     partition.uncaptured([0])
-    partition._capture(b"key", entry, [0])  # here it is known, and a failure is one
-    assert entry.state is State.REFUSED and len(threads) == partition_module._MOST_IN_NEW_THREADS + 1
+    partition._pipeline.record_call(b"key", entry, [0])  # here it is known, and a failure is one
+    assert entry.state is State.REFUSED and len(threads) == MOST_IN_NEW_THREADS + 1
 
 
 def test_a_failure_of_the_call_alone_refuses_nothing(
-    calls_per_look: list[int], monkeypatch: pytest.MonkeyPatch
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = _raising(monkeypatch, raised=True, is_transient=True)
     partition, entry = Partition(lambda args: args, INFO, Options()), Entry()
     partition.entries[b"key"] = entry
     partition.uncaptured([0])
     for _ in range(4):
-        partition._capture(b"key", entry, [0])
+        partition._pipeline.record_call(b"key", entry, [0])
     assert len(threads) == 4  # the next call may be another
     for _ in range(1000):
-        partition._capture(b"key", entry, [0])
+        partition._pipeline.record_call(b"key", entry, [0])
     assert 5 <= len(threads) <= 10 and entry.state is State.UNCAPTURED
-    assert entry.raised_in_new_threads == 0
+    assert entry.recording.retries.in_new_threads == 0

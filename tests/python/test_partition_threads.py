@@ -15,17 +15,18 @@ import pygraph
 from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import audit_look, capture
-from pygraph.partition import selector as selector_module
-from pygraph.partition.capture import Attempt, SideEffects
+from pygraph.partition import audit_replay, observed_effects, pipeline, timed_calls
+from pygraph.partition.attempt import Attempt
+from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, State
 from pygraph.select import decision_cache
 from pygraph.select.trial import Sample
-from pygraph.verify.rehearsal import ONES
+from pygraph.verify.rehearsal import POISON_ONES
 
 from . import audit_world
-from .stand_ins import INFO, Graph
+from .fake_engine import FakeGraph
+from .stand_ins import INFO
 
 _SHAPES = 4
 
@@ -85,12 +86,11 @@ def partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[Partition]:
     world = audit_world.World(monkeypatch, _add_one)
     engine = SharedEngine(runtime.engine())
     world.engine = engine
-    monkeypatch.setattr(audit_look, "_free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(audit_replay, "_free_bytes", lambda: 1 << 40)
     monkeypatch.setattr(allocator, "give_back_all", lambda: None)
     monkeypatch.setattr(decision_cache, "load", lambda key: None)
     monkeypatch.setattr(decision_cache, "save", lambda key, decision: None)
     monkeypatch.setattr(decision_cache, "_machine", lambda device: "machine")
-    monkeypatch.setattr(audit_world.Graph, "patch_on_device", lambda self, on: None, raising=False)
     chance = random.Random(1)
 
     def timed(run: Any, sleep: float) -> tuple[Any, Sample]:
@@ -100,17 +100,17 @@ def partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[Partition]:
             return result, Sample(seconds, device=seconds)
         return result, Sample(seconds, latency=seconds)
 
-    def attempt(function: Any, uncaptured: Any, args: list[Any], *rest: Any) -> Attempt:
+    def attempt(call: Call) -> Attempt:
         graph: Any = audit_world.Graph(_add_one)
-        graph.size = args[0].numel()
+        graph.size = call.args[0].numel()
         engine.made.append(graph)
-        graph.donated = (0,) if rest[3] else ()
+        graph.donated = [0] if call.may_donate else []
         if chance.random() < 0.2:
-            return Attempt(uncaptured(args), failure="verification ran out of memory")
-        return Attempt(uncaptured(args), graph)
+            return Attempt(call.uncaptured(call.args), failure="verification ran out of memory")
+        return Attempt(call.uncaptured(call.args), graph)
 
-    monkeypatch.setattr(selector_module, "timed", timed)
-    monkeypatch.setattr(capture, "attempt", attempt)
+    monkeypatch.setattr(timed_calls, "timed", timed)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     runtime.partitions.clear()
@@ -160,11 +160,11 @@ def test_every_call_is_right_whatever_other_threads_do(partition: Partition) -> 
         thread.join()
     assert failures == []
     assert not runtime.record_lock.locked()
-    engine = runtime.engine()
+    engine: Any = runtime.engine()
     mine = [entry.graph for entry in partition.entries.values()]
     assert all(any(graph is other for other in mine) for graph in engine.graphs)
     assert sum(graph.replays for graph in engine.made) > 100  # the test has met what it is about
-    assert sum(graph.poisons.count(ONES) for graph in engine.made) > 5
+    assert sum(graph.poisons.count(POISON_ONES) for graph in engine.made) > 5
 
 
 def test_a_signature_is_recorded_once(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +173,9 @@ def test_a_signature_is_recorded_once(partition: Partition, monkeypatch: pytest.
     (entry,) = partition.entries.values()
     key = b"1"
     recorded: list[int] = []
-    monkeypatch.setattr(capture, "attempt", lambda *args: recorded.append(1))
-    entry.state, entry.graph = State.CAPTURED, Graph()
-    assert partition._capture(key, entry, [torch.zeros(1)])[0].item() == 1
+    monkeypatch.setattr(pipeline, "attempt", lambda *args: recorded.append(1))
+    entry.use(FakeGraph())
+    assert partition._pipeline.record_call(key, entry, [torch.zeros(1)])[0].item() == 1
     assert recorded == []
 
 
@@ -199,43 +199,8 @@ def test_a_graph_is_not_kept_after_a_reset(partition: Partition) -> None:
     graph.size = 1
     partition.entries[b"1"] = Entry(State.CAPTURED, graph=graph)
     partition.reset()
-    partition.keep(graph, 0)
+    partition.install(graph, 0)
     assert runtime.engine().graphs == []
-
-
-def test_what_two_threads_have_seen_at_once_is_kept(
-    monkeypatch: pytest.MonkeyPatch, partition: Partition
-) -> None:
-    """Each thread's call sees another input written."""
-    monkeypatch.undo()
-    seen = threading.Barrier(2)
-    monkeypatch.setattr("pygraph.partition.partition.Watch", _Watch)
-
-    def function(args: list[Any]) -> list[Any]:
-        seen.wait()
-        return []
-
-    subject = Partition(function, INFO, Options())
-    threads = [
-        threading.Thread(target=subject._watched_call, args=(Entry(), [number])) for number in (5, 7)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert subject._effects == SideEffects(INFO.mutated | {5, 7}, True)
-    assert subject._watched == 2
-
-
-class _Watch:
-    def __init__(self, args: list[Any], device: int) -> None:
-        self._number = args[0]
-
-    def mutated(self) -> frozenset[int]:
-        return frozenset({self._number})
-
-    def draws(self) -> bool:
-        return True
 
 
 class _QuietWatch:
@@ -269,13 +234,13 @@ def test_a_function_with_generators_among_its_arguments_waits_as_well(
 ) -> None:
     """They are in capture mode during a recording, too, and other threads may have the same ones."""
     monkeypatch.undo()
-    monkeypatch.setattr("pygraph.partition.partition.Watch", _QuietWatch)
+    monkeypatch.setattr(observed_effects, "Watch", _QuietWatch)
     partition = Partition(lambda args: [], INFO, Options())
     generator = torch.Generator()
     for _ in range(2):
-        partition._watched_call(Entry(), [torch.zeros(1), generator])
-    assert partition._watched == 2
-    assert not partition._effects.draws
+        partition._effects.watched_call([torch.zeros(1), generator], partition.uncaptured)
+    assert not partition._effects.is_watching
+    assert not partition._effects.known.draws
     done = threading.Event()
 
     def call() -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.record import memory_pools, owned_memory, recorder
-from pygraph.record.recorder import check_abandoned
+from pygraph.record import memory_pools, owned_memory, recorder, stream_capture
+from pygraph.record.stream_capture import StreamCapture, check_abandoned, check_interrupted
+
+from .fake_engine import FakeGraph
 
 _DEVICE = 0
 
@@ -137,8 +139,8 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
         world.step("still_held")
         return world.held
 
-    monkeypatch.setattr(recorder, "_quiet_libraries", quiet)
-    monkeypatch.setattr(recorder, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(stream_capture, "_quiet_libraries", quiet)
+    monkeypatch.setattr(stream_capture, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", world.end_allocate, raising=False)
@@ -151,6 +153,11 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
     monkeypatch.setattr(memory_pools, "free", lambda: None)
     monkeypatch.setattr(owned_memory, "still_held", still_held)
     return world
+
+
+def _capture(function: Any, world: World, sources: list[int], generators: list[Any]) -> None:
+    pair: Any = Pair(world)
+    StreamCapture(function, pair, 0, _DEVICE, sources, generators).make()
 
 
 _PLACES = ["stand_ins", "register", "begin", "generators", "capture_begin", "function", "capture_end"]
@@ -169,13 +176,13 @@ def test_wherever_a_recording_fails_everything_is_as_before(
 
     generator: Any = SimpleNamespace()
     with pytest.raises(type(error)) as raised:
-        recorder._capture(function, Pair(world), 0, _DEVICE, [0], [generator])
+        _capture(function, world, [0], [generator])
     assert raised.value is error  # it tells whether a later call may be recorded
     assert not (world.is_begun or world.is_routed or world.is_capturing)
     check_abandoned()
-    recorder._check_interrupted()
+    check_interrupted()
     assert (world.uses, world.released) == (0, 1)
-    assert recorder._abandoned == recorder._interrupted == []
+    assert stream_capture._abandoned == stream_capture._interrupted == []
 
 
 def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
@@ -190,22 +197,14 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
         return []
 
     with pytest.raises(KeyboardInterrupt):
-        recorder._capture(function, Pair(world), 0, _DEVICE, [], [])
+        _capture(function, world, [], [])
 
     def next_pair(*args: object) -> None:
         raise RuntimeError("as far as this test goes")
 
     def record() -> None:
         with pytest.raises(RuntimeError, match="as far"):
-            recorder.record(
-                *(function, [], _DEVICE),
-                draws=False,
-                sharing=None,
-                given_away=[],
-                capacity=1,
-                lanes=1,
-                written=set(),
-            )
+            recorder.record(recorder.Request(function, [], device=_DEVICE))
 
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(RecordingPair=next_pair))
@@ -216,4 +215,62 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
     world.held = []
     record()
     assert world.released == 1
-    assert recorder._interrupted == []
+    assert stream_capture._interrupted == []
+
+
+class LinkedPair(Pair):
+    """A pair that has both recordings, and may not be linked."""
+
+    def __init__(self, world: World, links: bool) -> None:
+        super().__init__(world)
+        self._links = links
+        self.finished: list[int] = []
+
+    def finish(self, index: int, *rest: object) -> None:
+        self.finished.append(index)
+
+    def may_write(self) -> list[int]:
+        return self.finished.copy()
+
+    def returned(self) -> list[int]:
+        return [1]
+
+    def surround(self, held: list[torch.Tensor], cached: object) -> None: ...
+
+    def link(self, sharing: list[int], given_away: list[Any], lanes: int) -> FakeGraph:
+        assert (sharing, [group.positions for group in given_away]) == ([0, 1], [[0]])
+        if not self._links:
+            raise NotRelocatable("the two recordings differ")
+        return FakeGraph(lanes=lanes)
+
+
+class NotRelocatable(RuntimeError):
+    """The engine's."""
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_written_is_known_even_if_the_recordings_cannot_be_linked(
+    monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    world = _world(monkeypatch, "", RuntimeError())
+    pair = LinkedPair(world, links)
+    engine = SimpleNamespace(RecordingPair=lambda args, device, capacity: pair)
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    group: Any = SimpleNamespace(positions=[0])
+    request = recorder.Request(
+        lambda args: [1, 2], [3, 4], device=_DEVICE, given_away=[group], lanes=4, written={7}
+    )
+    if links:
+        recording = recorder.record(request)
+        assert (recording.given_away, recording.returned) == (frozenset({0}), frozenset({1}))
+        assert recording.branched is not None
+        assert (recording.graph.lanes, recording.branched.lanes) == (1, 4)
+        recording.use(recording.branched)
+        assert (recording.graph.lanes, recording.branched) == (4, None)
+    else:
+        with pytest.raises(NotRelocatable):
+            recorder.record(request)
+    assert pair.finished == [0, 1]
+    assert request.written == {7, 0, 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.partition.recording_policy import RecordingPolicy
+from pygraph.partition.recording_policy import Backoff, RecordingPolicy, Retries
 
 
 def after_four_recordings(max_graphs: int = 256) -> RecordingPolicy:
@@ -29,3 +29,33 @@ def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
         policy.note_dropped(dropped)
         prices.append(policy.seconds_to_wait(has_numbers=False))
     assert prices == pytest.approx([0.1, 0.1, 0.2, 0.4, 1.6])
+
+
+def test_memory_that_was_short_is_asked_for_three_times_ever_later() -> None:
+    policy = RecordingPolicy(256)
+    assert [policy.calls_until_retry() for _ in range(5)] == [1000, 4000, 16000, 0, 0]
+
+
+def test_pauses_grow_up_to_the_longest() -> None:
+    backoff = Backoff(3, 2, longest=10)
+    assert [backoff.next() for _ in range(4)] == [3, 6, 10, 10]
+
+
+def _tries(calls: int, is_transient: bool, is_known: bool) -> list[int]:
+    """The numbers of the calls that are recorded, of so many whose recordings fail."""
+    retries = Retries()
+    tried = []
+    for number in range(1, calls + 1):
+        if not retries.is_to_skip(is_known):
+            tried.append(number)
+            retries.note(is_transient)
+    return tried
+
+
+def test_what_fails_for_reasons_of_its_calls_is_tried_ever_later() -> None:
+    assert _tries(200, is_transient=True, is_known=True) == [1, 2, 3, 4, 5, 38, 103]
+
+
+def test_what_fails_in_new_threads_is_left_to_others() -> None:
+    assert _tries(10, is_transient=False, is_known=False) == [1, 2, 3]
+    assert _tries(10, is_transient=False, is_known=True) == list(range(1, 11))

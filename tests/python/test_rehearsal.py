@@ -11,8 +11,10 @@ from pygraph import runtime
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.record.recorder import Recording
 from pygraph.verify import rehearsal, verify
+from pygraph.verify.rehearsal import Rehearsal
 
-from .stand_ins import Graph, verify_on_the_cpu
+from .fake_engine import FakeGraph, Function, StandIns, add_one
+from .stand_ins import verify_on_the_cpu
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +22,29 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     verify_on_the_cpu(monkeypatch)
 
 
-class _Greedy(Graph):
+class _Greedy(FakeGraph):
     """A graph whose result takes the memory of its input, as a backward's do."""
 
-    donated = (0,)
-    is_short_of_memory = False
+    def __init__(self, is_short_of_memory: bool = False) -> None:
+        super().__init__(self._take, donated=[0])
+        self.is_short_of_memory = is_short_of_memory
 
-    def replay(
-        self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-    ) -> list[torch.Tensor]:
+    def _take(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.is_short_of_memory:
             self.is_short_of_memory = False
             raise torch.OutOfMemoryError("no room")
-        return [args[0].add_(1) if gives_away else args[0] + 1]
+        return [args[0].add_(1) if self.gave_away[-1] else args[0] + 1]
+
+
+def _check(rehearsal: Rehearsal, suspects: list[int]) -> verify.Verification:
+    if suspects:
+        return verify.thorough_check(rehearsal, suspects)
+    return verify.quick_check(rehearsal)
+
+
+def _rehearsal(graph: FakeGraph, function: Function = add_one, *given_away: int) -> Rehearsal:
+    recording = Recording(graph, StandIns(), [], given_away=frozenset(given_away))
+    return Rehearsal(function, [torch.ones(4)], recording, frozenset())
 
 
 @pytest.mark.parametrize("suspects", [[], [0]])
@@ -56,12 +68,8 @@ def test_where_memory_is_short_inputs_wait_on_the_host(
     monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
     group = SimpleNamespace(positions=[0])
     monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [] if held else [group])
-    graph = _Greedy()
-    graph.is_short_of_memory = step == "replay"
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    recording = Recording(graph, pair, [], given_away=frozenset({0}))
-    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
-    result = run.closer_look(suspects) if suspects else run.first_look()
+    graph = _Greedy(is_short_of_memory=step == "replay")
+    result = _check(_rehearsal(graph, add_one, 0), suspects)
     assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
     if held:
         assert result.failure == "verification ran out of memory"
@@ -90,10 +98,7 @@ def test_much_that_is_overwritten_waits_on_the_host_if_that_has_room(
     monkeypatch.setattr(rehearsal.host_memory, "has_room", lambda wanted: wanted == 16 and has_room)
     group = SimpleNamespace(positions=[0])
     monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [group])
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    recording = Recording(_Greedy(), pair, [], given_away=frozenset({0}))
-    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
-    result = run.closer_look(suspects) if suspects else run.first_look()
+    result = _check(_rehearsal(_Greedy(), add_one, 0), suspects)
     assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
     assert result.failure == "" and not result.suspects
     assert (None in clones) is not has_room  # copies beside the originals
@@ -107,11 +112,9 @@ def test_what_fingerprints_keep_goes_before_memory_is_given_back(
     events: list[str] = []
     monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
     monkeypatch.setattr(rehearsal, "forget", lambda: events.append("forget"))
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    recording = Recording(Graph(), pair, [])
-    run = verify.Run(lambda args: [args[0] + 1], [torch.ones(4)], recording, frozenset())
-    run.first_look()
-    run._timer(Graph())
+    subject = _rehearsal(FakeGraph())
+    verify.quick_check(subject)
+    subject.timer(FakeGraph())
     assert events == ["forget", "give back"] * 3  # before the replay, the call, and timed replays
 
 
@@ -131,7 +134,5 @@ def test_the_calls_own_pieces_stay_for_the_next_call(
         events.append("run")
         return [args[0] + 1]
 
-    pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-    run = verify.Run(function, [torch.ones(4)], Recording(Graph(), pair, []), frozenset())
-    assert verify.verify(run, suspects).failure == ""
+    assert verify.verify(_rehearsal(FakeGraph(), function), suspects).failure == ""
     assert events[0] == events[-2] == "give back" and events[-1] == "run"

@@ -7,21 +7,30 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu import allocator
-from pygraph.partition import selector
+from pygraph.partition import selector, timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
-from .selector_world import Busy, FakeGraph, Kept, World, captured, try_to_the_end
+from .selector_world import (
+    Busy,
+    FakePartition,
+    Kept,
+    World,
+    captured,
+    graph_of,
+    made_graph,
+    try_to_the_end,
+)
 
 
 def test_a_graph_that_wins_its_trial_is_kept_and_remembered(world: World) -> None:
     partition, subject, entry = captured()
-    assert (entry.state, partition.kept) == (State.MEASURING, [])
+    assert (entry.state, partition.installed) == (State.MEASURING, [])
     try_to_the_end(subject, entry)
     assert entry.state is State.CAPTURED
-    assert partition.kept == [(entry.graph, selector._CALLS_PER_LOOK)]
-    assert entry.graph.settled == 1
+    assert partition.installed == [(entry.graph, selector._CALLS_PER_RECHECK)]
+    assert graph_of(entry).settled == 1
     assert world.disk["key"].selected == REPLAYED
     assert world.workspaces_freed == 1  # of the uncaptured calls, after the trial
 
@@ -32,8 +41,8 @@ def test_what_compilation_left_is_given_back_once(world: World, mode: str) -> No
     try_to_the_end(subject, entry)
     assert world.caches_emptied == 1
     for _ in range(2):  # further shapes
-        later = Entry(graph=FakeGraph(), state=State.CAPTURED)
-        subject.captured(later)
+        later = Entry(graph=made_graph(), state=State.CAPTURED)
+        subject.begin_trial_or_install(later)
         try_to_the_end(subject, later)
     assert world.caches_emptied == 1
 
@@ -44,10 +53,10 @@ def test_each_call_of_a_trial_finds_room_for_a_graph(
     wanted: list[int] = []
     monkeypatch.setattr(allocator, "make_room", lambda size: wanted.append(size) or True)
     _, subject, entry = captured()
-    entry.graph.output_bytes, entry.graph.block_bytes = 2000, 30
+    graph_of(entry).output_bytes, graph_of(entry).block_bytes = 2000, 30
     calls = try_to_the_end(subject, entry)
     assert wanted == [2130] * calls
-    assert entry.graph.released == 0
+    assert graph_of(entry).released == 0
 
 
 def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
@@ -56,19 +65,19 @@ def test_a_graph_keeps_nothing_from_uncaptured_calls_where_there_is_no_room(
     monkeypatch.setattr(allocator, "make_room", lambda wanted: False)
     _, subject, entry = captured()
     variants = []
-    while entry.trial is not None:
-        variants.append(entry.trial.variant)
-        subject.run(b"key", entry, [0])
-    assert 0 < entry.graph.released == variants.count(UNCAPTURED) < len(variants)
+    while entry.selection.trial is not None:
+        variants.append(entry.selection.trial.variant)
+        subject.run_trial_call(b"key", entry, [0])
+    assert 0 < graph_of(entry).released == variants.count(UNCAPTURED) < len(variants)
 
 
 def test_a_trial_ends_where_replays_find_no_memory(world: World) -> None:
     partition, subject, entry = captured()
-    graph = entry.graph
+    graph = graph_of(entry)
     graph.error = torch.OutOfMemoryError("no")
     calls = 0
     while entry.state is State.MEASURING:
-        assert subject.run(b"key", entry, [calls]) == [calls, UNCAPTURED]
+        assert subject.run_trial_call(b"key", entry, [calls]) == [calls, UNCAPTURED]
         calls += 1
     assert partition.refused == "its replays ran out of memory"
     assert graph.released == 3
@@ -79,32 +88,36 @@ def test_a_graph_that_loses_is_given_up(world: World) -> None:
     world.times[REPLAYED] = (1e-4, 6e-3)
     partition, subject, entry = captured()
     try_to_the_end(subject, entry)
-    assert (entry.state, entry.graph, partition.kept) == (State.NOT_SELECTED, None, [])
+    assert (entry.state, entry.graph, partition.installed) == (State.NOT_SELECTED, None, [])
     assert (
         world.caches_emptied == world.workspaces_freed == 0
     )  # the program goes on with the same pieces
     assert "6000 us per call, uncaptured 5000 us" in entry.reason
 
 
-@pytest.mark.parametrize("mode", ["always", "never"])
-def test_without_auto_nothing_is_tried(world: World, mode: str) -> None:
-    partition, _, entry = captured(mode)
-    assert partition.kept == [(entry.graph, 0)]
+def test_a_graph_that_is_always_wanted_is_not_tried(world: World) -> None:
+    partition, _, entry = captured("always")
+    assert partition.installed == [(entry.graph, 0)]
     assert world.workspaces_freed == 1
     assert world.disk == {}
-    fresh = Entry()
-    Selector(partition, mode).recall(b"other", fresh)  # type: ignore[arg-type]
-    assert fresh.state is (State.NOT_SELECTED if mode == "never" else State.UNCAPTURED)
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_without_auto_nothing_is_asked_of_the_disk(world: World, mode: str) -> None:
+    entry = Entry()
+    Selector(FakePartition(), mode).load_decision(b"key", entry)  # type: ignore[arg-type]
+    assert entry.state is (State.NOT_SELECTED if mode == "never" else State.UNCAPTURED)
+    assert entry.selection.cache_key == ""
 
 
 def test_a_decision_from_disk_needs_no_trial(world: World) -> None:
     _, subject, entry = captured()
     try_to_the_end(subject, entry)
     partition, _, again = captured()
-    assert (again.state, len(partition.kept)) == (State.CAPTURED, 1)
+    assert (again.state, len(partition.installed)) == (State.CAPTURED, 1)
     world.disk["key"] = Decision(UNCAPTURED, world.disk["key"].timings)
     fresh = Entry()
-    subject.recall(b"key", fresh)
+    subject.load_decision(b"key", fresh)
     assert fresh.state is State.NOT_SELECTED
 
 
@@ -121,10 +134,10 @@ def test_a_replay_that_fails_leaves_the_call_uncaptured(
     world: World, error: Exception, state: State
 ) -> None:
     _, subject, entry = captured()
-    entry.graph.error = error
+    graph_of(entry).error = error
     for i in range(3):
         if entry.state is State.MEASURING:
-            assert subject.run(b"key", entry, [i]) == [i, UNCAPTURED]
+            assert subject.run_trial_call(b"key", entry, [i]) == [i, UNCAPTURED]
     assert entry.state is state
 
 
@@ -133,8 +146,8 @@ def test_after_three_graphs_further_shapes_need_no_trial(world: World) -> None:
     for _ in range(selector._AGREEING_TRIALS):
         assert entry.state is State.MEASURING
         try_to_the_end(subject, entry)
-        entry = Entry(graph=FakeGraph(), state=State.CAPTURED)
-        subject.captured(entry)
+        entry = Entry(graph=made_graph(), state=State.CAPTURED)
+        subject.begin_trial_or_install(entry)
         partition.entries[b"key"] = entry
     assert entry.state is State.CAPTURED
 
@@ -143,14 +156,14 @@ def test_a_graph_whose_time_leaves_the_band_is_tried_again(world: World) -> None
     _, subject, entry = captured()
     try_to_the_end(subject, entry)
     for _ in range(5):
-        subject.look(b"key", entry, [0])
+        subject.recheck(b"key", entry, [0])
     assert entry.state is State.CAPTURED
     world.times[REPLAYED] = (1e-4, 9e-3)
-    looks = 0
+    rechecks = 0
     while entry.state is State.CAPTURED:
-        subject.look(b"key", entry, [0])
-        looks += 1
-    assert (looks, entry.state) == (selector._LOOKS_OUTSIDE, State.MEASURING)
+        subject.recheck(b"key", entry, [0])
+        rechecks += 1
+    assert (rechecks, entry.state) == (selector._MOST_OUT_OF_BAND, State.MEASURING)
     assert world.removed == [entry.graph] * 2  # for each trial
     assert world.disk == {}
     try_to_the_end(subject, entry)
@@ -162,29 +175,29 @@ def test_an_uncaptured_decision_whose_time_leaves_the_band_is_forgotten(world: W
     partition, subject, entry = captured()
     try_to_the_end(subject, entry)
     assert entry.state is State.NOT_SELECTED
-    subject.look(b"key", entry, [0])  # makes it known to the engine
-    assert world.without_graph == [selector._CALLS_PER_LOOK]
+    subject.recheck(b"key", entry, [0])  # makes it known to the engine
+    assert world.without_graph == [selector._CALLS_PER_RECHECK]
     world.times[UNCAPTURED] = (9e-3, 1e-3)
-    for _ in range(selector._LOOKS_OUTSIDE):
+    for _ in range(selector._MOST_OUT_OF_BAND):
         assert b"key" in partition.entries
-        assert subject.look(b"key", entry, [0]) == [0, UNCAPTURED]
+        assert subject.recheck(b"key", entry, [0]) == [0, UNCAPTURED]
     assert partition.entries == {}
 
 
-def test_a_look_beside_another_thread_runs_uncaptured_and_stays_due(world: World) -> None:
+def test_a_recheck_beside_another_thread_runs_uncaptured_and_stays_due(world: World) -> None:
     partition, subject, entry = captured()
     try_to_the_end(subject, entry)
-    kept = list(partition.kept)
+    installed = list(partition.installed)
     with runtime.record_lock:
-        assert subject.look(b"key", entry, [5]) == [5, UNCAPTURED]
-    assert partition.kept == kept
-    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+        assert subject.recheck(b"key", entry, [5]) == [5, UNCAPTURED]
+    assert partition.installed == installed
+    assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
 
 
 def test_a_refused_signature_is_never_timed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selector, "timed", None)
+    monkeypatch.setattr(timed_calls, "timed", None)
     _, subject, entry = captured()
-    entry.state, entry.decision = State.REFUSED, None
+    entry.state, entry.selection.decision = State.REFUSED, None
     for i in range(3):
-        assert subject.look(b"key", entry, [i]) == [i, UNCAPTURED]
+        assert subject.recheck(b"key", entry, [i]) == [i, UNCAPTURED]
     assert world.without_graph == [0]  # the engine is told once

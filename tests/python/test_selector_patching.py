@@ -11,7 +11,8 @@ from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED
 
-from .selector_world import FakeGraph, FakePartition, World, captured, try_to_the_end
+from .fake_engine import FakeGraph
+from .selector_world import FakePartition, World, captured, graph_of, try_to_the_end
 
 
 @pytest.fixture
@@ -20,9 +21,9 @@ def moved_input(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[FakePart
     world.times[PATCHED_ON_DEVICE] = (5e-5, 9e-4)
     monkeypatch.setattr(device_patching, "prove", lambda graph, args, moving, written: "")
     partition, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
+    graph_of(entry).nodes_on_device = 300
     try_to_the_end(subject, entry)
-    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
+    graph_of(entry).replays, graph_of(entry).nodes_touched = 50, 50 * 300
     return partition, subject, entry
 
 
@@ -30,11 +31,11 @@ def test_a_graph_that_touches_many_nodes_is_tried_on_the_device(
     world: World, moved_input: tuple[FakePartition, Selector, Entry]
 ) -> None:
     partition, subject, entry = moved_input
-    assert partition.kept == [(entry.graph, selector._CALLS_UNTIL_COUNT)]
-    assert subject.look(b"key", entry, [5])[0] == 5
+    assert partition.installed == [(entry.graph, selector._CALLS_UNTIL_COUNT)]
+    assert subject.recheck(b"key", entry, [5])[0] == 5
     assert (entry.state, world.removed) == (State.MEASURING, [entry.graph, entry.graph])
     try_to_the_end(subject, entry)
-    assert (entry.state, entry.graph.is_patched_on_device, entry.graph.dropped) == (
+    assert (entry.state, graph_of(entry).is_patched_on_device, graph_of(entry).dropped) == (
         State.CAPTURED,
         True,
         1,
@@ -44,8 +45,8 @@ def test_a_graph_that_touches_many_nodes_is_tried_on_the_device(
     assert set(decision.timings) == {UNCAPTURED, REPLAYED, PATCHED_ON_DEVICE}
     memory = {name: timing.memory for name, timing in decision.timings.items()}
     assert memory[PATCHED_ON_DEVICE] == memory[REPLAYED] + 7
-    assert partition.kept[-1] == (entry.graph, selector._CALLS_PER_LOOK)
-    assert subject.look(b"key", entry, [6]) == [6, PATCHED_ON_DEVICE]
+    assert partition.installed[-1] == (entry.graph, selector._CALLS_PER_RECHECK)
+    assert subject.recheck(b"key", entry, [6]) == [6, PATCHED_ON_DEVICE]
     assert entry.state is State.CAPTURED  # once is enough
 
 
@@ -54,11 +55,11 @@ def test_the_host_goes_on_patching_where_the_device_gains_nothing(
 ) -> None:
     world.times[PATCHED_ON_DEVICE] = world.times[REPLAYED]
     _, subject, entry = moved_input
-    subject.look(b"key", entry, [5])
+    subject.recheck(b"key", entry, [5])
     try_to_the_end(subject, entry)
-    assert (entry.graph.is_patched_on_device, entry.graph.dropped) == (False, 1)
+    assert (graph_of(entry).is_patched_on_device, graph_of(entry).dropped) == (False, 1)
     assert world.disk["key"].selected == REPLAYED
-    assert subject.look(b"key", entry, [6]) == [6, REPLAYED]
+    assert subject.recheck(b"key", entry, [6]) == [6, REPLAYED]
     assert entry.state is State.CAPTURED
 
 
@@ -66,12 +67,12 @@ def test_a_graph_that_touches_few_nodes_is_not_tried(
     world: World, moved_input: tuple[FakePartition, Selector, Entry]
 ) -> None:
     _, subject, entry = moved_input
-    entry.graph.nodes_touched = 50 * (device_patching.MANY_NODES - 1)
-    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+    graph_of(entry).nodes_touched = 50 * (device_patching.MANY_NODES - 1)
+    assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
     # Later, its calls come with other tensors.
-    entry.graph.replays += 1000
-    entry.graph.nodes_touched += 1000 * 2 * device_patching.MANY_NODES
-    subject.look(b"key", entry, [6])
+    graph_of(entry).replays += 1000
+    graph_of(entry).nodes_touched += 1000 * 2 * device_patching.MANY_NODES
+    subject.recheck(b"key", entry, [6])
     assert entry.state is State.MEASURING
 
 
@@ -82,10 +83,10 @@ def test_what_a_trial_could_not_tell_is_not_tried(
     world.times[REPLAYED], world.times[UNCAPTURED] = (1e-4, 16e-3), (1e-1, 16e-3)
     monkeypatch.setattr(device_patching, "prove", None)
     _, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
+    graph_of(entry).nodes_on_device = 300
     try_to_the_end(subject, entry)
-    entry.graph.replays, entry.graph.nodes_touched = 50, 50 * 300
-    assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+    graph_of(entry).replays, graph_of(entry).nodes_touched = 50, 50 * 300
+    assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
     assert entry.state is State.CAPTURED
 
 
@@ -95,7 +96,7 @@ def test_what_the_device_does_not_do_right_is_left_to_the_host(
     _, subject, entry = moved_input
     monkeypatch.setattr(device_patching, "prove", lambda *args: "it has other results")
     for _ in range(2):
-        assert subject.look(b"key", entry, [5]) == [5, REPLAYED]
+        assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
     assert entry.state is State.CAPTURED
 
 
@@ -111,7 +112,7 @@ def test_a_form_that_cannot_be_left_again_ends_uncaptured(
         raise RuntimeError("no")
 
     monkeypatch.setattr(device_patching, "prove", fail)
-    assert subject.look(b"key", entry, [5]) == [5, UNCAPTURED]
+    assert subject.recheck(b"key", entry, [5]) == [5, UNCAPTURED]
     assert (entry.state, partition.refused) == (State.REFUSED, "RuntimeError: no")
     assert world.removed[-1] is graph
 
@@ -126,14 +127,14 @@ def test_patching_on_the_device_is_remembered_on_disk(
     world: World, moved_input: tuple[FakePartition, Selector, Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, subject, entry = moved_input
-    subject.look(b"key", entry, [5])
+    subject.recheck(b"key", entry, [5])
     try_to_the_end(subject, entry)
     monkeypatch.setattr(
         device_patching, "prove", lambda graph, *args: graph.patch_on_device(True) or ""
     )
     _, subject, entry = captured()
-    entry.graph.nodes_on_device = 300
-    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, False)
-    subject.look(b"key", entry, [5])  # of few calls, whatever they touched
-    assert (entry.state, entry.graph.is_patched_on_device) == (State.CAPTURED, True)
-    assert entry.graph.dropped == 1
+    graph_of(entry).nodes_on_device = 300
+    assert (entry.state, graph_of(entry).is_patched_on_device) == (State.CAPTURED, False)
+    subject.recheck(b"key", entry, [5])  # of few calls, whatever they touched
+    assert (entry.state, graph_of(entry).is_patched_on_device) == (State.CAPTURED, True)
+    assert graph_of(entry).dropped == 1

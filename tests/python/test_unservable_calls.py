@@ -6,24 +6,19 @@ import pytest
 
 from pygraph import runtime
 from pygraph.options import Options
-from pygraph.partition import partition as partition_module
-from pygraph.partition.capture import Attempt
+from pygraph.partition import pipeline
+from pygraph.partition.attempt import Attempt
+from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State
 
-from .stand_ins import INFO, Graph, call
-
-
-class _Taking(Graph):
-    """A graph that uses the memory of its first argument."""
-
-    donated = (0,)
-    replays = 1000
+from .fake_engine import FakeGraph
+from .stand_ins import INFO, call
 
 
 @pytest.mark.parametrize(("replays_between", "calls"), [(0, 8), (1, 15), (2, None)])
 def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if_they_go_on(
-    calls_per_look: list[int],
+    told_to_the_engine: list[int],
     monkeypatch: pytest.MonkeyPatch,
     replays_between: int,
     calls: int | None,
@@ -31,11 +26,11 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
     taken: list[object] = []
     removed: list[object] = []
 
-    def attempt(function: object, uncaptured: object, args: list[int], *rest: object) -> Attempt:
-        taken.append(rest[-2])
-        return Attempt(list(args), _Taking())
+    def attempt(call: Call) -> Attempt:
+        taken.append(call.may_donate)
+        return Attempt(list(call.args), FakeGraph(donated=[0], replays=1000))
 
-    monkeypatch.setattr(partition_module.capture, "attempt", attempt)
+    monkeypatch.setattr(pipeline, "attempt", attempt)
     engine = runtime.engine()
     monkeypatch.setattr(engine, "given_away", lambda args: [], raising=False)
     monkeypatch.setattr(
@@ -45,6 +40,7 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
     for _ in range(2):
         entry = call(partition, None)
     graph = entry.graph
+    assert isinstance(graph, FakeGraph)
     fresh, count = entry, 0
     while fresh is entry and count < 100:
         graph.replays += replays_between

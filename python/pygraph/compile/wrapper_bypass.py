@@ -17,11 +17,14 @@ import dataclasses
 import logging
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 log = logging.getLogger("pygraph")
 
@@ -52,13 +55,13 @@ class Route:
 class Shortcut:
     """From the arguments of a compiled function straight to its one partition."""
 
-    partition: Any  # pygraph._engine.GraphedCallable
+    partition: _engine.GraphedCallable
     input_count: int
     route: Route
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A callable that replays if it can and calls ``function`` otherwise, untraced by Dynamo."""
-        return runtime.engine().whole_graph_callable(  # type: ignore[no-any-return]
+        return runtime.engine().whole_graph_callable(
             self.partition,
             torch.compiler.disable(function, reason="compiled"),  # type: ignore[no-untyped-call]
             False,  # called with the arguments one by one

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pygraph.observations import is_pytorchs
+
 CPU = torch.device("cpu")
 
 
@@ -134,5 +136,5 @@ def source_line(node: fx.Node) -> str:
 
 def _user_frames(stack_trace: str) -> Iterator[str]:
     for path, line in reversed(_FRAME.findall(stack_trace)):
-        if "/torch/" not in path:
+        if not is_pytorchs(path):
             yield f"{path}:{line}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 # Bytes that a graph works with, from which on it is worth a pause.
 MUCH = 1 << 25
@@ -98,8 +101,8 @@ def free_library_workspaces() -> None:
     runtime.engine().free_blas_workspaces()
 
 
-def settle(graph: Any) -> None:
-    """Lets the workspace of a graph that is to stay take its place. Never raises: where there is no
+def settle_workspace(graph: _engine.CapturedGraph) -> None:
+    """Moves the workspace of a graph that is to stay to its place. Never raises: where there is no
     room, or PyTorch refuses, the next replay asks for it."""
     with contextlib.suppress(RuntimeError):
         graph.settle_workspace()

@@ -8,8 +8,8 @@ user gets, and the graph is replayed beside it:
     call      uncaptured, on the arguments themselves
     compare   outputs and written inputs, bit by bit
 
-Other threads replay the graph meanwhile. Where results differ, the graph rests, and its next call takes
-the same closer look as verification (verify/compare.py), because some kernels never return the same
+Other threads replay the graph meanwhile. Where results differ, the graph rests, and its next call is
+a thorough check, as in verification (verify/verify.py), because some kernels never return the same
 twice. A graph that is found wrong is dropped for good, and the other graphs of its function are audited
 at their next calls.
 
@@ -19,6 +19,7 @@ that it is tried later.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -27,14 +28,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import runtime
-from pygraph.partition.audit_look import Look, give_back
+from pygraph.partition.audit_replay import AuditReplay, give_back
+from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
 from pygraph.record.recorder import OUT_OF_MEMORY, Recording
 from pygraph.verify import verify
 from pygraph.verify.audit_schedule import Audits
+from pygraph.verify.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
+    from pygraph import _engine
 
 
 class _Released:
@@ -49,7 +52,8 @@ class _Released:
 
 def start(entry: Entry, interval: int | None) -> None:
     """The entry has a new graph. interval: the option ``pygraph.audit``."""
-    replays = int(entry.graph.replays)
+    assert entry.graph is not None
+    replays = entry.graph.replays
     entry.audits = Audits(interval, extra=replays, good_at=replays)
     entry.graph.audit_at = entry.audits.due_at(replays)
 
@@ -57,7 +61,7 @@ def start(entry: Entry, interval: int | None) -> None:
 def is_due(entry: Entry) -> bool:
     """Whether the entry's graph is in use, and its next call is to be audited."""
     graph = entry.graph
-    return entry.state is State.CAPTURED and graph is not None and bool(graph.is_audit_due)
+    return entry.state is State.CAPTURED and graph is not None and graph.is_audit_due
 
 
 def postpone(entry: Entry) -> None:
@@ -70,160 +74,167 @@ def postpone(entry: Entry) -> None:
         graph.audit_at = 0
 
 
-def call(partition: Partition, entry: Entry, args: list[Any]) -> Sequence[Any]:
+def call(host: Host, entry: Entry, args: list[Any]) -> Sequence[Any]:
     """A call of a graph whose audit is due. Raises only what the uncaptured function raises."""
     if not runtime.record_lock.acquire(blocking=False):
         postpone(entry)
         if entry.audits.suspects:
-            return partition.uncaptured(args)
-        return partition.callable(args)  # type: ignore[no-any-return]
+            return host.uncaptured(args)
+        return host.callable(args)
     try:
         outputs = None
         if is_due(entry):  # no other thread was first
-            with torch.cuda.device(partition.info.device):
-                take = _closer_look if entry.audits.suspects else _look
-                outputs = take(partition, entry, args)
+            with torch.cuda.device(host.info.device):
+                audit = _Audit(host, entry, args)
+                outputs = audit.thorough_check() if entry.audits.suspects else audit.quick_check()
     finally:
         runtime.record_lock.release()
-    return partition.callable(args) if outputs is None else outputs
+    return host.callable(args) if outputs is None else outputs
 
 
-def _look(partition: Partition, entry: Entry, args: list[Any]) -> Sequence[Any] | None:
-    """The call's outputs; None if it has not been made, because an audit is not possible now."""
-    graph, audits = entry.graph, entry.audits
-    graph.audit_at = None  # other threads go on
-    start = time.perf_counter()
-    look = _prepare(partition, entry, args)
-    if look is None:
-        return None
-    if not _rehearse(partition, entry, look, args):
-        look.forget()
-        return partition.uncaptured(args)
-    give_back(look.bytes)
-    kept = [args[i] for i in look.visible]
-    try:
-        outputs = partition.uncaptured(args)
-    except BaseException as error:
-        _skip(partition, entry, error)
-        look.forget()
-        raise
-    suspects = _compare(partition, entry, look, [*outputs, *kept])
-    look.forget()
-    give_back(look.bytes)
-    if suspects is None:
+@dataclasses.dataclass(frozen=True)
+class _Audit:
+    """One call that is audited. Changes the entry's record of its audits."""
+
+    host: Host
+    entry: Entry
+    args: list[Any]
+
+    @property
+    def _graph(self) -> _engine.CapturedGraph:
+        assert self.entry.graph is not None  # the record lock is held, and nothing has dropped it
+        return self.entry.graph
+
+    def quick_check(self) -> Sequence[Any] | None:
+        """The call's outputs; None if it has not been made, because an audit is not possible now."""
+        audits = self.entry.audits
+        self._graph.audit_at = None  # other threads go on
+        start = time.perf_counter()
+        replay = self._prepare()
+        if replay is None:
+            return None
+        if not self._rehearse(replay):
+            replay.forget()
+            return self.host.uncaptured(self.args)
+        give_back(replay.bytes)
+        kept = [self.args[i] for i in replay.visible]
+        try:
+            outputs = self.host.uncaptured(self.args)
+        except BaseException as error:
+            self._skip(error)
+            replay.forget()
+            raise
+        suspects = self._compare(replay, [*outputs, *kept])
+        replay.forget()
+        give_back(replay.bytes)
+        if suspects is None:
+            return outputs
+        audits.note_seconds(time.perf_counter() - start - replay.waited)
+        audits.latency = replay.seconds
+        if suspects:
+            audits.since_good = self._graph.replays - 1 - audits.good_at
+            audits.suspects, audits.visible = suspects, replay.visible
+            self._graph.audit_at = 0
+        else:
+            self._note_good()
         return outputs
-    audits.note_seconds(time.perf_counter() - start - look.waited)
-    audits.latency = look.seconds
-    if suspects:
-        audits.since_good = graph.replays - 1 - audits.good_at
-        audits.suspects, audits.visible = suspects, look.visible
-        graph.audit_at = 0
-    else:
-        _note_good(entry)
-    return outputs
 
+    # Errors end in these methods, so that what they hold is free before the call is made.
 
-# Errors end in these functions, so that what they hold is free before the call is made.
+    def _prepare(self) -> AuditReplay | None:
+        try:
+            replay = AuditReplay(self.host, self.entry, self.args)
+            replay.check_room()
+            replay.wait()
+            return replay
+        except Exception as error:
+            self._skip(error)
+            return None
 
+    def _rehearse(self, replay: AuditReplay) -> bool:
+        try:
+            replay.make(self.args)
+            return True
+        except Exception as error:
+            self._skip(error)
+            return False
 
-def _prepare(partition: Partition, entry: Entry, args: list[Any]) -> Look | None:
-    try:
-        look = Look(partition, entry, args)
-        look.check_room()
-        look.wait()
-        return look
-    except Exception as error:
-        _skip(partition, entry, error)
-        return None
+    def _compare(self, replay: AuditReplay, results: Sequence[Any]) -> list[int] | None:
+        try:
+            return replay.differing(results)
+        except Exception as error:
+            self._skip(error)
+            return None
 
+    def thorough_check(self) -> Sequence[Any]:
+        """The call's outputs. The graph has rested since its results were found to differ."""
+        audits = self.entry.audits
+        before = self._graph.replays
+        start = time.perf_counter()
+        rehearsal = self._prepare_thorough_check()
+        if rehearsal is None:
+            return self.host.uncaptured(self.args)
+        result = verify.verify(rehearsal, audits.suspects)
+        audits.note_seconds(time.perf_counter() - start, goes_on=True)
+        if result.failure:
+            self._drop(result.failure)
+        else:
+            audits.extra += self._graph.replays - before - 1
+            audits.suspects = ()
+            self._note_good()
+        return result.outputs
 
-def _rehearse(partition: Partition, entry: Entry, look: Look, args: list[Any]) -> bool:
-    try:
-        look.replay(args)
-        return True
-    except Exception as error:
-        _skip(partition, entry, error)
-        return False
+    def _prepare_thorough_check(self) -> Rehearsal | None:
+        try:
+            replay = AuditReplay(self.host, self.entry, self.args)
+            if replay.visible != self.entry.audits.visible:
+                return None  # the call gives away what the other one kept, or the reverse
+            recording = Recording(
+                graph=self._graph,
+                pair=_Released(),
+                generators=replay.generators(self.args),
+                given_away=replay.given_away,
+                returned=self.entry.recording.returned,
+            )
+            rehearsal = Rehearsal(self.host.uncaptured, self.args, recording, self.host.written)
+            return rehearsal if rehearsal.visible == replay.visible else None
+        except Exception as error:
+            self._drop(f"no thorough check was possible: {_first_line(error)}")
+            return None
 
-
-def _compare(
-    partition: Partition, entry: Entry, look: Look, results: Sequence[Any]
-) -> list[int] | None:
-    try:
-        return look.differing(results)
-    except Exception as error:
-        _skip(partition, entry, error)
-        return None
-
-
-def _closer_look(partition: Partition, entry: Entry, args: list[Any]) -> Sequence[Any]:
-    """The call's outputs. The graph has rested since its results were found to differ."""
-    graph, audits = entry.graph, entry.audits
-    before = int(graph.replays)
-    start = time.perf_counter()
-    run = _prepare_closer_look(partition, entry, args)
-    if run is None:
-        return partition.uncaptured(args)
-    result = verify.verify(run, audits.suspects)
-    audits.note_seconds(time.perf_counter() - start, goes_on=True)
-    if result.failure:
-        _drop(partition, entry, result.failure)
-    else:
-        audits.extra += int(graph.replays) - before - 1
-        audits.suspects = ()
-        _note_good(entry)
-    return result.outputs
-
-
-def _prepare_closer_look(partition: Partition, entry: Entry, args: list[Any]) -> verify.Run | None:
-    try:
-        look = Look(partition, entry, args)
-        if look.visible != entry.audits.visible:
-            return None  # the call gives away what the other one kept, or the reverse
-        recording = Recording(
-            *(entry.graph, _Released(), look.generators(args), look.given_away, entry.returned)
-        )
-        run = verify.Run(partition.uncaptured, args, recording, partition.written)
-        return run if run.visible == look.visible else None
-    except Exception as error:
-        _drop(partition, entry, f"no closer look was possible: {_first_line(error)}")
-        return None
-
-
-def _note_good(entry: Entry) -> None:
-    graph, audits = entry.graph, entry.audits
-    audits.made += 1
-    audits.good_at = graph.replays
-    graph.audit_at = audits.due_at(graph.replays)
-
-
-def _drop(partition: Partition, entry: Entry, failure: str) -> None:
-    """The graph is wrong, or there is no telling that it is right."""
-    audits = entry.audits
-    runtime.engine().remove_graph(partition.callable, entry.graph)
-    if failure.endswith(OUT_OF_MEMORY):
-        audits.skipped += 1  # refused until there is memory
-    else:
+    def _note_good(self) -> None:
+        graph, audits = self._graph, self.entry.audits
         audits.made += 1
-        audits.failed += 1
-    reason = (
-        f"an audit found result {audits.suspects[0]} to differ from the uncaptured run's, "
-        f"{audits.since_good} replays after the graph was last found right; {failure}"
-    )
-    audits.suspects = ()
-    partition.refuse(entry, reason, logging.ERROR)
-    for other in partition.entries.copy().values():
-        if other.graph is not None and other.audits.interval != 0:
-            other.graph.audit_at = 0  # what this one has met, they may have
+        audits.good_at = graph.replays
+        graph.audit_at = audits.due_at(graph.replays)
 
+    def _drop(self, failure: str) -> None:
+        """The graph is wrong, or there is no telling that it is right."""
+        audits = self.entry.audits
+        runtime.engine().remove_graph(self.host.callable, self._graph)
+        if failure.endswith(OUT_OF_MEMORY):
+            audits.skipped += 1  # refused until there is memory
+        else:
+            audits.made += 1
+            audits.failed += 1
+        reason = (
+            f"an audit found result {audits.suspects[0]} to differ from the uncaptured run's, "
+            f"{audits.since_good} replays after the graph was last found right; {failure}"
+        )
+        audits.suspects = ()
+        self.host.refuse(self.entry, reason, logging.ERROR)
+        for other in self.host.entries.copy().values():
+            if other.graph is not None and other.audits.interval != 0:
+                other.graph.audit_at = 0  # what this one has met, they may have
 
-def _skip(partition: Partition, entry: Entry, error: BaseException) -> None:
-    """An audit has not come to an end."""
-    graph, audits = entry.graph, entry.audits
-    audits.skipped += 1
-    graph.audit_at = audits.retry_at(graph.replays)
-    runtime.note(logging.INFO, "%s: not audited now: %s", partition.info.name, _first_line(error))
+    def _skip(self, error: BaseException) -> None:
+        """An audit has not come to an end."""
+        graph, audits = self._graph, self.entry.audits
+        audits.skipped += 1
+        graph.audit_at = audits.retry_at(graph.replays)
+        name = self.host.info.name
+        runtime.note(logging.INFO, "%s: not audited now: %s", name, _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return runtime.first_line(error) or type(error).__name__

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,14 +19,12 @@ from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.gpu.fingerprint import forget
+from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
 from pygraph.record.recorder import describe_failure
 from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, Decision, Timing, Trial
 from pygraph.verify.compare import fingerprints
-from pygraph.verify.rehearsal import ONES
-
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
+from pygraph.verify.rehearsal import POISON_ONES
 
 log = logging.getLogger("pygraph")
 
@@ -38,11 +36,13 @@ _HOST_SECONDS, _LEAST_GAIN = 0.5e-6, 0.01
 
 def is_open(entry: Entry) -> bool:
     """Whether the entry's graph might gain, and was not tried yet."""
-    return not entry.has_tried_device and entry.graph.nodes_on_device >= MANY_NODES
+    graph = entry.graph
+    return graph is not None and not entry.has_tried_device and graph.nodes_on_device >= MANY_NODES
 
 
 def count(entry: Entry) -> float:
     """Nodes touched per replay since the last count."""
+    assert entry.graph is not None
     replays_before, touched_before = entry.counted
     entry.counted = replays, touched = int(entry.graph.replays), int(entry.graph.nodes_touched)
     return (touched - touched_before) / max(1, replays - replays_before)
@@ -54,11 +54,12 @@ def form_of(graph: Any) -> str:
 
 
 def consider(
-    partition: Partition, entry: Entry, decision: Decision, args: list[Any], touched: float
+    partition: Host, entry: Entry, decision: Decision, args: list[Any], touched: float
 ) -> Trial | None:
     """Lets the device patch the entry's graph, if that was decided, and proves to be right with the
     arguments of a call. If it was not, and calls touch many nodes: the trial that is to be made."""
     is_decided = decision.selected == PATCHED_ON_DEVICE
+    assert entry.graph is not None
     if not is_decided and not _may_gain(touched, decision.timings[form_of(entry.graph)]):
         return None
     entry.has_tried_device = True
@@ -75,7 +76,7 @@ def consider(
     if is_decided:
         graph.drop_other_patching()
         return None
-    kept = entry.kept_bytes
+    kept = entry.persistent_bytes
     return Trial({REPLAYED: kept, PATCHED_ON_DEVICE: kept + graph.device_patch_bytes})
 
 
@@ -84,8 +85,9 @@ def _may_gain(touched: float, host: Timing) -> bool:
     return touched >= MANY_NODES and touched * _HOST_SECONDS > _LEAST_GAIN * host.latency
 
 
-def settle(partition: Partition, entry: Entry, selected: str) -> None:
+def settle(partition: Host, entry: Entry, selected: str) -> None:
     """A trial has ended: the graph keeps the form that was selected."""
+    assert entry.graph is not None
     try:
         entry.graph.patch_on_device(selected == PATCHED_ON_DEVICE)
         entry.graph.drop_other_patching()
@@ -93,7 +95,8 @@ def settle(partition: Partition, entry: Entry, selected: str) -> None:
         _give_up(partition, entry, error)
 
 
-def _give_up(partition: Partition, entry: Entry, error: RuntimeError) -> None:
+def _give_up(partition: Host, entry: Entry, error: RuntimeError) -> None:
+    assert entry.graph is not None
     runtime.engine().remove_graph(partition.callable, entry.graph)
     partition.refuse(entry, describe_failure(error))
 
@@ -122,7 +125,7 @@ def prove(graph: Any, args: Sequence[Any], moving: Sequence[int], written: froze
             for generator, offset in zip(generators, offsets, strict=True):
                 generator.set_offset(offset)
             clones = clone_shared_storages(args, moving)
-            outputs = graph.replay(clones, True, ONES)
+            outputs = graph.replay(clones, True, POISON_ONES)
             results = [*outputs, *(clones[i] for i in sorted(written.difference(graph.donated)))]
             found.append(fingerprints(results))
             before = clones, results

@@ -5,27 +5,25 @@ switches):
 
     call 1   uncaptured; loads kernels, tunes; sees what inputs change and whether it draws
     call 2   recorded twice, which tells what may be written; linked, verified against an uncaptured run
+             (pipeline.py)
     call 3+  on trial: uncaptured and replayed in turns, until one is known to be faster (selector.py)
-    then     replayed by the engine, or run uncaptured; this file is not involved, but for a look at
-             whether the times, and the results, still are what they were
+    then     replayed by the engine, or run uncaptured; this file is not involved, but to check again
+             whether the times (selector.py), and the results (audit.py), still are what they were
 
 Where shapes vary, calls first wait: the engine runs them uncaptured until they have cost as much as a
-recording (recording_policy.py). Whatever goes wrong in call 2 leaves the signature uncaptured, in
-most cases for good, with the reason kept.
+recording (recording_policy.py).
 
 Threads: whoever records, tries, audits or drops a graph holds runtime.record_lock; the others run
 uncaptured. An entry that has a graph is changed by its holder only. A reset waits for nobody: what it
-has forgotten is not told to the engine any more (``keep``).
+has forgotten is not told to the engine any more (``install``).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo  # before torch._functorch, which imports it in a circle
@@ -35,37 +33,28 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pygraph import observations, runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition import audit, capture, unservable_calls
-from pygraph.partition.capture import Attempt, Function, SideEffects
+from pygraph.partition import audit, tuple_arguments, unservable_calls
+from pygraph.partition.call import Function
+from pygraph.partition.observed_effects import ObservedEffects
+from pygraph.partition.pipeline import Pipeline
 from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, PartitionInfo, State
-from pygraph.partition.tuple_arguments import (
-    Lengths,
-    lengths_of,
-    unpack,
-    unpacked_function,
-    unpacked_info,
-)
-from pygraph.record import recorder
-from pygraph.record.side_effects import Watch
+from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.uncapturable import Compilation
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 # Signatures remembered after one call. Shapes that never come back must not fill the memory.
 _MAX_SEEN = 4096
-# Of so many signatures the first call is watched for side effects. The same code with other sizes has
-# the same ones, and watching costs time.
-_WATCHED = 2
-# Recordings of a signature that may fail in threads that have not run the function before. Then it is
-# left to one that has.
-_MOST_IN_NEW_THREADS = 3
-# So many calls that cannot be recorded for a reason of their own are followed by another try at once.
-# Then more and more calls lie between them: all calls of a program may be such.
-_TRIED_AT_ONCE = 4
 
 
 class Partition:
-    """Decides for one partition function; ``callable`` goes in its place. Thread-safe."""
+    """Decides who serves each call of one partition function; ``callable`` goes in its place.
+
+    A :class:`~pygraph.partition.host.Host`. Thread-safe.
+    """
 
     def __init__(
         self,
@@ -76,20 +65,17 @@ class Partition:
     ) -> None:
         """compilation: what it is part of, if that can be made anew."""
         self.info = info
-        self._compilation = compilation
         self.entries: dict[bytes, Entry] = {}
         self._function = function
         self._options = options
-        self._policy = RecordingPolicy(options.max_graphs)
-        self._selector = Selector(self, options.select)
+        self._compilation = compilation
         # Of what is known of the signatures, and of what the engine was told; held for moments only.
         self._lock = threading.RLock()
-        self._watched = 0
-        self._takes_generators = False  # as arguments, in its first calls
-        self._thread = threading.local()  # `is_known`: it has run the function
-        self._unpacked: dict[Lengths, Partition] = {}  # for calls with tuples
-        self._effects = SideEffects()  # of the function, as seen in its first calls
+        self._effects = ObservedEffects(info)
+        self._thread = threading.local()  # `has_run`: it has run the function
+        self._unpacked: dict[tuple_arguments.Lengths, Partition] = {}  # for calls with tuples
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
+        self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
         runtime.partitions.add(self)
         if compilation is not None:
@@ -98,13 +84,26 @@ class Partition:
         if observation is not None:
             observation.partitions.append(self)
 
+    def _start(self) -> None:
+        """Nothing is known of recordings and trials."""
+        self._policy = RecordingPolicy(self._options.max_graphs)
+        self._selector = Selector(self, self._options.select)
+        self._pipeline = Pipeline(
+            host=self,
+            function=self._function,
+            options=self._options,
+            effects=self._effects,
+            policy=self._policy,
+            selector=self._selector,
+            compilation=self._compilation,
+        )
+
     def reset(self) -> None:
         """Drops the captured graphs; the next calls start over."""
         with self._lock:
             dropped, self.entries = self.entries, {}
             runtime.engine().clear_decided(self.callable)
-            self._policy = RecordingPolicy(self._options.max_graphs)
-            self._selector = Selector(self, self._options.select)
+            self._start()
         del dropped  # the graphs' end may run other code
 
     def uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -117,16 +116,21 @@ class Partition:
         if self.info.on_host and not torch.cuda.is_current_stream_capturing():
             for i in self.info.on_host:
                 args[i] = args[i].cpu()
-        if self._effects.draws or self._takes_generators or self._watched < _WATCHED:
+        if self._effects.may_draw:
             with runtime.drawing():
                 outputs = self._function(args)
         else:
             outputs = self._function(args)
-        self._thread.is_known = True
+        self._thread.has_run = True
         return outputs
 
+    @property
+    def has_run_here(self) -> bool:
+        """Whether this thread has run the function before."""
+        return getattr(self._thread, "has_run", False)
+
     def _miss(self, args: list[Any]) -> Sequence[Any]:
-        """Called by the engine when nothing is decided for the arguments, or a look is due."""
+        """Called by the engine when nothing is decided for the arguments, or a check is due."""
         with runtime.harmless("giving memory back"):
             allocator.give_back_if_due()
         if any(isinstance(arg, (tuple, list)) for arg in args):
@@ -144,236 +148,75 @@ class Partition:
             return self._first_call(key, args)
         if modes:
             return self.uncaptured(args)
+        return self._known_call(key, entry, args)
+
+    def _known_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A later call of a signature: whose is it?"""
         graph = entry.graph  # which another thread may drop meanwhile
         if graph is not None and not unservable_calls.gives_away(args, graph.donated):
             return self._unservable_call(key, entry, args)
         if audit.is_due(entry):
             return audit.call(self, entry, args)
-        if entry.state is State.MEASURING:
-            return self._selector.run(key, entry, args)
         if entry.state is State.UNCAPTURED:
-            if not entry.is_under_way and self._wait(key, entry, args):
-                return self.uncaptured(args)
-            return self._capture(key, entry, args)
-        return self._selector.look(key, entry, args)
+            return self._pipeline.call(key, entry, args)
+        if entry.state is State.MEASURING:
+            return self._selector.run_trial_call(key, entry, args)
+        return self._selector.recheck(key, entry, args)
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
         """Runs uncaptured; but the profile of a graph shows its replays, not an audit."""
         if entry is None or not audit.is_due(entry) or entry.audits.suspects:
             return self.uncaptured(args)
         audit.postpone(entry)
-        return self.callable(args)  # type: ignore[no-any-return]
+        return self.callable(args)
 
     def _unservable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if runtime.record_lock.acquire(blocking=False):
             try:
                 if entry.graph is not None:  # no other thread was first
                     with runtime.harmless("counting a call that does not fit"):
-                        self._note_unservable(key, entry)
+                        self._note_unservable(key, entry, entry.graph)
             finally:
                 runtime.record_lock.release()
         return self.uncaptured(args)
 
-    def _note_unservable(self, key: bytes, entry: Entry) -> None:
+    def _note_unservable(self, key: bytes, entry: Entry, graph: _engine.CapturedGraph) -> None:
         if entry.state is State.CAPTURED:
-            self._selector.keep(entry)  # a look that was due can wait
-        renewed = unservable_calls.renewed(entry)
-        if renewed is None:
+            self._selector.install(entry)  # a recheck that was due can wait
+        if not entry.donation.note_retained(graph.replays):
             return
         with self._lock:
             if self.entries.get(key) is entry:
-                self.entries[key] = renewed
-        runtime.engine().remove_graph(self.callable, entry.graph)
+                self.entries[key] = Entry(donation=unservable_calls.DonationState(is_allowed=False))
+        runtime.engine().remove_graph(self.callable, graph)
         runtime.note(
             logging.INFO, "%s: recorded anew, because calls did not fit its graph", self.info.name
         )
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
-        lengths = lengths_of(args)
+        lengths = tuple_arguments.lengths_of(args)
         partition = self._unpacked.get(lengths)
         if partition is None:
-            function = unpacked_function(self._function, lengths)
-            info = unpacked_info(self.info, lengths)
+            function = tuple_arguments.unpacked_function(self._function, lengths)
+            info = tuple_arguments.unpacked_info(self.info, lengths)
             partition = Partition(function, info, self._options, self._compilation)
             partition = self._unpacked.setdefault(lengths, partition)
-        return partition.callable(unpack(args))  # type: ignore[no-any-return]
-
-    def _wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
-        """Leaves calls that are not worth a recording yet to the engine. False if they are."""
-        # The compiler puts integers last.
-        has_numbers = any(isinstance(arg, int) for arg in reversed(args))
-        seconds = self._policy.seconds_to_wait(has_numbers)
-        if seconds <= entry.waits_seconds:
-            return False
-        runtime.engine().wait(self.callable, key, seconds - entry.waits_seconds)
-        entry.waits_seconds = seconds
-        return True
-
-    def is_waiting(self, key: bytes, entry: Entry) -> bool:
-        """Whether the signature was called more than once and is still to be recorded, or on trial."""
-        if entry.state is State.MEASURING:
-            return True
-        left = runtime.engine().waiting_seconds(self.callable, key)
-        return entry.state is State.UNCAPTURED and left < entry.waits_seconds
-
-    def keep(self, graph: Any, calls_per_look: int) -> None:
-        """Lets the engine replay the graph; every so many calls it asks again (0: never)."""
-        with self._lock:
-            if all(entry.graph is not graph for entry in self.entries.copy().values()):
-                return  # reset meanwhile
-            most = self._options.max_graphs
-            dropped = runtime.engine().add_graph(self.callable, graph, most, calls_per_look)
-            self._policy.note_dropped(len(dropped))
-            for key, entry in self.entries.copy().items():
-                if any(entry.graph is old for old in dropped):
-                    del self.entries[key]
-
-    def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
-        is_new = entry.state is not State.REFUSED or entry.reason != reason
-        if reason.endswith(recorder.OUT_OF_MEMORY):
-            entry.calls_until_retry = self._policy.calls_until_retry()
-        entry.state, entry.reason = State.REFUSED, reason
-        entry.graph = entry.trial = entry.decision = entry.pending = None
-        entry.looks = 0  # the engine is to be told
-        if is_new:
-            runtime.note(level, "%s stays uncaptured: %s", self.info.name, reason)
+        return partition.callable(tuple_arguments.unpack(args))
 
     def _first_call(self, key: bytes, args: list[Any]) -> Sequence[Any]:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
         entry = Entry()
-        self._wait(key, entry, args)
-        if self._watched >= _WATCHED:
-            outputs = self.uncaptured(args)
+        self._pipeline.wait(key, entry, args)
+        if self._effects.is_watching:
+            outputs, failure = self._effects.watched_call(args, self.uncaptured)
+            if failure:
+                self.refuse(entry, failure)
         else:
-            outputs = self._watched_call(entry, args)
+            outputs = self.uncaptured(args)
         with self._lock:
             self.entries.setdefault(key, entry)  # another thread may have called first
         return outputs
-
-    def _watched_call(self, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
-            allocator.give_back(after=allocator.bytes_on_gpu(args))
-        hinted = self.info.mutated if self._hints_fit(args) else frozenset()
-        self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
-        watch = None
-        try:
-            watch = Watch(args, self.info.device)
-        except Exception as error:
-            self.refuse(entry, recorder.describe_failure(error))
-        outputs = self.uncaptured(args)
-        if watch is None:
-            return outputs
-        try:
-            mutated, draws = watch.mutated(), watch.draws()
-        except Exception as error:
-            self.refuse(entry, recorder.describe_failure(error))
-            return outputs
-        with self._lock:
-            self._effects = SideEffects(
-                mutated=self._effects.mutated | hinted | mutated, draws=self._effects.draws or draws
-            )
-            self._watched += 1
-        return outputs
-
-    def _capture(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """A call that is worth a recording, unless it is known already that a graph is not wanted."""
-        is_known = getattr(self._thread, "is_known", False)
-        if not is_known and entry.raised_in_new_threads >= _MOST_IN_NEW_THREADS:
-            return self.uncaptured(args)
-        if entry.calls_to_skip > 0:
-            entry.calls_to_skip -= 1
-            return self.uncaptured(args)
-        if not runtime.record_lock.acquire(blocking=False):
-            return self.uncaptured(args)  # another thread records; next time
-        try:
-            if self.entries.get(key) is not entry or entry.state is not State.UNCAPTURED:
-                return self.uncaptured(args)  # another thread was first
-            self._selector.recall(key, entry)
-            if entry.state is State.UNCAPTURED:
-                return self._record(key, entry, args, is_known)
-        finally:
-            runtime.record_lock.release()
-        return self._selector.look(key, entry, args)
-
-    def _record(self, key: bytes, entry: Entry, args: list[Any], is_known: bool) -> Sequence[Any]:
-        at_stake = 0
-        with runtime.harmless("giving memory back"):
-            entry.copied_bytes = self._copied_bytes(args)
-            at_stake = allocator.bytes_on_gpu(args)
-            allocator.give_back(after=at_stake)
-        start = time.perf_counter()
-        try:
-            with torch.cuda.device(self.info.device):
-                if not is_known and entry.raised_in_new_threads > 0:
-                    recorder.make_handles()
-                result = capture.attempt(
-                    *(self._function, self.uncaptured, args, self.info, self._options),
-                    self._effects,
-                    entry.takes_memory,
-                    entry.pending,
-                )
-        finally:
-            seconds = time.perf_counter() - start
-            self._policy.note_recording(seconds)
-        args.clear()
-        with self._lock:
-            self._effects = dataclasses.replace(
-                self._effects, mutated=self._effects.mutated | result.written
-            )
-        # What verification has left. A graph that is used already does not ask at its next call, so
-        # part of it goes at once; but not where an inference's result is alive (docs/design.md).
-        with runtime.harmless("giving memory back"):
-            allocator.give_back_at_next_call(after=at_stake)
-            if self.info.kind != "inference":
-                allocator.give_back(after=at_stake)
-        if self.entries.get(key) is entry:  # not reset meanwhile
-            if result.is_transient or (result.raised and not is_known):
-                self._try_again(entry, result)
-                return result.outputs
-            with runtime.harmless("keeping a graph"):
-                self._conclude(entry, result, seconds)
-        return result.outputs
-
-    def _try_again(self, entry: Entry, result: Attempt) -> None:
-        """The capture failed for a reason that may lie in the call: a library without a handle for the
-        thread, or a pool that the call's memory comes from. A later one tries again."""
-        if result.is_transient:
-            entry.not_now += 1
-            if entry.not_now > _TRIED_AT_ONCE:
-                entry.calls_to_skip = 1 << min(entry.not_now, 16)
-        else:
-            entry.raised_in_new_threads += 1
-        runtime.note(logging.INFO, "%s: not recorded in this call: %s", self.info.name, result.failure)
-
-    def _conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
-        entry.pending = result.pending
-        if result.failure:
-            self.refuse(entry, result.failure + self._learn(result))
-        if result.graph is None:
-            return
-        graph = entry.graph = result.graph
-        entry.state = State.CAPTURED
-        entry.executable_bytes = result.executable_bytes
-        entry.returned = result.returned
-        entry.capture_seconds = seconds
-        audit.start(entry, self._options.audit)
-        runtime.note(
-            logging.INFO,
-            "%s: captured %d nodes, %d relocations, in %.0f ms",
-            *(self.info.name, graph.nodes, graph.relocations, seconds * 1e3),
-        )
-        self._selector.captured(entry)
-
-    def _learn(self, result: Attempt) -> str:
-        """What follows from the failure, in words; nothing in most cases."""
-        with runtime.harmless("learning what cannot be captured"):
-            if self._compilation is not None and self._compilation.learn(
-                result.operator, result.failure
-            ):
-                return f"; compiled anew, without {result.operator} in graphs"
-        return ""
 
     def _forget_uncaptured(self) -> None:
         with self._lock:
@@ -382,22 +225,37 @@ class Partition:
                     del self.entries[key]
         runtime.engine().clear_waiting(self.callable)
 
+    def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
+        """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
+        with self._lock:
+            if all(entry.graph is not graph for entry in self.entries.copy().values()):
+                return  # reset meanwhile
+            most = self._options.max_graphs
+            dropped = runtime.engine().add_graph(self.callable, graph, most, calls_per_recheck)
+            self._policy.note_dropped(len(dropped))
+            for key, entry in self.entries.copy().items():
+                if any(entry.graph is old for old in dropped):
+                    del self.entries[key]
+
+    def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
+        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
+        is_new = entry.state is not State.REFUSED or entry.reason != reason
+        calls_until_retry = entry.calls_until_retry
+        if reason.endswith(OUT_OF_MEMORY):
+            calls_until_retry = self._policy.calls_until_retry()
+        entry.refuse(reason, calls_until_retry)
+        if is_new:
+            runtime.note(level, "%s stays uncaptured: %s", self.info.name, reason)
+
+    def is_waiting(self, key: bytes, entry: Entry) -> bool:
+        """Whether the signature was called more than once and is still to be recorded, or on trial."""
+        return self._pipeline.is_waiting(key, entry)
+
     @property
     def written(self) -> frozenset[int]:
         """Positions of inputs that the function may write, in any signature that was recorded."""
-        return self._effects.mutated
+        return self._effects.known.mutated
 
     def moving(self, args: Sequence[Any]) -> list[int]:
         """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
-        static = self.info.static if self._hints_fit(args) else frozenset()
-        positions = (i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-        return [i for i in positions if i in self.written or i not in static]
-
-    def _hints_fit(self, args: Sequence[Any]) -> bool:
-        # PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint.
-        numbers = 0 if self.info.counts_numbers else sum(isinstance(arg, int) for arg in args)
-        return len(args) - numbers == self.info.argument_count
-
-    def _copied_bytes(self, args: Sequence[Any]) -> int:
-        static = self.info.static if self._hints_fit(args) else frozenset()
-        return allocator.bytes_on_gpu([arg for i, arg in enumerate(args) if i not in static])
+        return self._effects.moving(args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 # So many signatures are recorded at their second call; for the others a recording must first have
 # been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
 _RECORDED_AT_ONCE = 2
@@ -11,6 +13,56 @@ _RECORDED_AT_ONCE_IF_DYNAMIC = 0
 _RETRIES = 3
 _CALLS_UNTIL_RETRY = 1000
 _ASSUMED_SECONDS = 0.01  # a recording of a small function, before the first has shown what it takes
+# Recordings of a signature that may fail in threads that have not run the function before. Then it is
+# left to one that has.
+MOST_IN_NEW_THREADS = 3
+# So many calls that cannot be recorded for a reason of their own are followed by another try at once.
+# Then more and more calls lie between them: all calls of a program may be such.
+_TRIED_AT_ONCE = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1 << 16  # calls
+
+
+@dataclasses.dataclass
+class Backoff:
+    """Pauses between tries, in calls: each is ``factor`` times the one before, or ``longest``."""
+
+    pause: int  # the next one
+    factor: int
+    longest: int = 1 << 62
+
+    def next(self) -> int:
+        pause, self.pause = self.pause, min(self.pause * self.factor, self.longest)
+        return pause
+
+
+@dataclasses.dataclass
+class Retries:
+    """Recordings of one signature that failed for a reason that may lie in the call or its thread."""
+
+    in_new_threads: int = 0  # captures that raised in threads that had not run the function before
+    of_single_calls: int = 0  # for a reason that lay in the call
+    calls_to_skip: int = 0  # until it is tried again
+    backoff: Backoff = dataclasses.field(
+        default_factory=lambda: Backoff(_FIRST_PAUSE, 2, _LONGEST_PAUSE)
+    )
+
+    def is_to_skip(self, is_known: bool) -> bool:
+        """Whether a call is not to be recorded. is_known: whether its thread has run the function."""
+        if not is_known and self.in_new_threads >= MOST_IN_NEW_THREADS:
+            return True
+        if self.calls_to_skip > 0:
+            self.calls_to_skip -= 1
+            return True
+        return False
+
+    def note(self, is_transient: bool) -> None:
+        """A recording failed: for a reason that lay in the call, or in its thread."""
+        if not is_transient:
+            self.in_new_threads += 1
+            return
+        self.of_single_calls += 1
+        if self.of_single_calls > _TRIED_AT_ONCE:
+            self.calls_to_skip = self.backoff.next()
 
 
 class RecordingPolicy:
@@ -22,7 +74,8 @@ class RecordingPolicy:
         self._recordings = 0
         self._seconds = 0.0
         self._dropped = 0
-        self._out_of_memory = 0
+        self._retries_left = _RETRIES
+        self._backoff = Backoff(_CALLS_UNTIL_RETRY, 4)
 
     def note_recording(self, seconds: float) -> None:
         """A signature was recorded, whatever came of it."""
@@ -35,10 +88,8 @@ class RecordingPolicy:
 
     def calls_until_retry(self) -> int:
         """After a recording that ran out of memory; 0: it is not tried again."""
-        self._out_of_memory += 1
-        if self._out_of_memory > _RETRIES:
-            return 0
-        return int(_CALLS_UNTIL_RETRY * 4 ** (self._out_of_memory - 1))
+        self._retries_left -= 1
+        return self._backoff.next() if self._retries_left >= 0 else 0
 
     def seconds_to_wait(self, has_numbers: bool) -> float:
         """Host time that calls of a signature take uncaptured before it is worth a recording.

@@ -1,88 +1,117 @@
-"""Selection for one partition: runs trials, keeps decisions, looks at them again now and then."""
+"""Selection for one partition: runs trials, keeps decisions, checks them again now and then.
+
+What the calls of a signature do that come here, by its state, and what the state is afterwards:
+
+    state         call                          next state
+    MEASURING     one sample of the trial       MEASURING until the trial decides; then CAPTURED or
+                                                NOT_SELECTED
+    CAPTURED      one timed replay              CAPTURED; MEASURING after several out of band
+    NOT_SELECTED  the first tells the engine;   NOT_SELECTED; forgotten after several out of band
+                  later ones are timed
+    REFUSED       the first tells the engine    REFUSED; forgotten at a later one, if memory was short
+    any           what must not fail, failed    REFUSED
+
+*Out of band* is a time that is not what the decision was made by. A signature that is forgotten starts
+over as a new one. The engine calls back once in so many calls of a signature, as it is told.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.partition import device_patching
+from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
+from pygraph.partition.timed_calls import make_room, timed_call
 from pygraph.record import recorder
 from pygraph.select import decision_cache
-from pygraph.select.trial import PATCHED_ON_DEVICE, UNCAPTURED, Decision, Sample, Trial, timed
-
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
+from pygraph.select.trial import UNCAPTURED, Decision, Sample, Trial
 
 # After so many graphs in a row that were selected, further shapes need no trial.
 _AGREEING_TRIALS = 3
-# A decision is looked at once in so many calls: one call is timed. Where its time is another than
+# A decision is checked again once in so many calls: one call is timed. Where its time is another than
 # when it was decided, by this factor and several times in a row, the decision is made anew.
-_CALLS_PER_LOOK = 1000
-_CALLS_UNTIL_COUNT = 50  # of the first looks, where the device might patch the graph
+_CALLS_PER_RECHECK = 1000
+_CALLS_UNTIL_COUNT = 50  # of the first rechecks, where the device might patch the graph
 _BAND = 1.5
-_LOOKS_OUTSIDE = 3
+_MOST_OUT_OF_BAND = 3
 
 
 class Selector:
     """Takes a partition's calls from the moment that a graph was captured to the decision, and later
-    those that look at it. Whoever calls it holds the record lock, but for ``run`` and ``look``, which
-    take it. What it measures, keeps on disk or cleans up never ends a call: where that fails, the
-    signature goes on as it is, or uncaptured."""
+    those that check it again. Whoever calls it holds the record lock, but for ``run_trial_call`` and
+    ``recheck``, which take it. What it measures, keeps on disk or cleans up never ends a call: where
+    that fails, the signature goes on as it is, or uncaptured."""
 
-    def __init__(self, partition: Partition, mode: str) -> None:
+    def __init__(self, host: Host, mode: str) -> None:
         """mode: the option ``pygraph.select``."""
-        self._partition = partition
+        self._host = host
         self._mode = mode
         self._graphs_in_a_row = 0
         self._has_cleaned_up = False
 
-    def recall(self, key: bytes, entry: Entry) -> None:
+    def load_decision(self, key: bytes, entry: Entry) -> None:
         """A signature is worth recording: is it known already that a graph is not wanted?"""
         if self._mode == "never":
-            entry.state, entry.reason = State.NOT_SELECTED, 'the option pygraph.select is "never"'
-        elif self._mode == "auto" and not entry.key:
+            entry.deselect('the option pygraph.select is "never"')
+        elif self._mode == "auto" and not entry.selection.cache_key:
             with runtime.harmless("looking for a selection on disk"):
-                self._load(key, entry)
-            if entry.decision is not None and entry.decision.selected == UNCAPTURED:
-                entry.state, entry.reason = State.NOT_SELECTED, _reason(entry.decision)
+                info = self._host.info
+                entry.selection.cache_key = decision_cache.key_of(info.program, key, info.device)
+                entry.selection.decision = decision_cache.load(entry.selection.cache_key)
+            decision = entry.selection.decision
+            if decision is not None and decision.selected == UNCAPTURED:
+                entry.deselect(_reason(decision))
 
-    def _load(self, key: bytes, entry: Entry) -> None:
-        info = self._partition.info
-        entry.key = decision_cache.key_of(info.program, key, info.device)
-        entry.decision = decision_cache.load(entry.key)
-
-    def captured(self, entry: Entry) -> None:
+    def begin_trial_or_install(self, entry: Entry) -> None:
         """The entry has a verified graph: to be used, or to be tried."""
-        is_open = self._mode == "auto" and entry.decision is None
+        is_open = self._mode == "auto" and entry.selection.decision is None
         with self._refusing(entry, "its selection"):
             if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
                 self._begin(entry, _first_trial(entry))
             else:
                 self._clean_up(entry)
-                self.keep(entry)
+                self.install(entry)
 
-    def run(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+    def install(self, entry: Entry) -> None:
+        """Lets the engine replay the entry's graph, until a recheck is due."""
+        assert entry.graph is not None
+        calls = 0
+        if entry.selection.decision is not None:
+            is_early = entry.selection.rechecks == 0 and device_patching.is_open(entry)
+            calls = _CALLS_UNTIL_COUNT if is_early else _CALLS_PER_RECHECK
+            device_patching.count(entry)
+        self._host.install(entry.graph, calls)
+
+    # Trials.
+
+    def run_trial_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """One call of a trial."""
         if not runtime.record_lock.acquire(blocking=False):
-            return self._partition.uncaptured(args)  # another thread measures or records
+            return self._host.uncaptured(args)  # another thread measures or records
         try:
-            if entry.trial is None:  # decided by another thread meanwhile
-                return self._partition.uncaptured(args)
-            return self._try(key, entry, entry.trial, args)
+            if entry.selection.trial is None:  # decided by another thread meanwhile
+                return self._host.uncaptured(args)
+            return self._try(key, entry, entry.selection.trial, args)
         finally:
             runtime.record_lock.release()
 
+    def _begin(self, entry: Entry, trial: Trial) -> None:
+        """The graph is on trial from now on, and not the engine's."""
+        self._remove_graph(entry)
+        entry.measure()
+        entry.selection.trial = trial
+
     def _try(self, key: bytes, entry: Entry, trial: Trial, args: list[Any]) -> Sequence[Any]:
         with runtime.harmless("making room for a trial"):
-            self._make_room(entry, trial)
-        outputs, sample = self._timed(entry, trial.variant, args, trial.sleep)
+            if entry.graph is not None:
+                make_room(self._host, entry.graph, trial)
+        outputs, sample = timed_call(self._host, entry, trial.variant, args, trial.sleep)
         if sample is None:
             return outputs
         with self._refusing(entry, "its trial"):
@@ -91,172 +120,127 @@ class Selector:
                 self._decide(key, entry, decision)
         return outputs
 
-    def _make_room(self, entry: Entry, trial: Trial) -> None:
-        graph = entry.graph
-        with torch.cuda.device(self._partition.info.device):
-            wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
-            is_short = not allocator.make_room(wanted)
-        if is_short and trial.variant == UNCAPTURED:
-            graph.release_workspace()
-
-    @contextlib.contextmanager
-    def _refusing(self, entry: Entry, what: str) -> Iterator[None]:
-        """Lets the signature run uncaptured for good where something fails that must not."""
-        try:
-            yield
-        except Exception as error:
-            if entry.graph is not None:
-                runtime.engine().remove_graph(self._partition.callable, entry.graph)
-            self._partition.refuse(entry, f"{what} failed with {recorder.describe_failure(error)}")
-
-    def look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """A call whose decision is due for a look, or that the engine does not know yet."""
-        if not runtime.record_lock.acquire(blocking=False):
-            return self._partition.uncaptured(args)  # still due at the next call
-        try:
-            # Another thread may have begun a trial, or have found the graph suspect, meanwhile.
-            if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
-                return self._partition.uncaptured(args)
-            return self._look(key, entry, args)
-        finally:
-            runtime.record_lock.release()
-
-    def _look(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        found: Trial | str | None = None
-        with self._refusing(entry, "a look at its selection"):
-            found = self._prepare_look(key, entry, args)
-            if isinstance(found, Trial):
-                self._begin(entry, found)
-        if entry.trial is not None:
-            return self._try(key, entry, entry.trial, args)
-        if not isinstance(found, str):
-            return self._partition.uncaptured(args)
-        outputs, sample = self._timed(entry, found, args, sleep=0.0)
-        if sample is not None:
-            with self._refusing(entry, "a look at its selection"):
-                self._compare(key, entry, found, sample)
-        return outputs
-
-    def _prepare_look(self, key: bytes, entry: Entry, args: list[Any]) -> Trial | str | None:
-        """The variant to look at, or a trial that is to be made. None: the call goes uncaptured."""
-        has_graph = entry.state is State.CAPTURED
-        is_new = entry.looks == 0 and not has_graph
-        touched = 0.0
-        if has_graph:
-            touched = device_patching.count(entry)
-            self.keep(entry)
-        elif is_new or entry.decision is not None:
-            looks = _CALLS_PER_LOOK if entry.decision is not None else entry.calls_until_retry
-            runtime.engine().add_without_graph(self._partition.callable, args, looks)
-        entry.looks += 1
-        decision = entry.decision
-        if entry.calls_until_retry > 0 and not is_new:
-            self._forget(key)
-            return None
-        if is_new or decision is None:
-            return None
-        if has_graph and device_patching.is_open(entry):
-            trial = device_patching.consider(self._partition, entry, decision, args, touched)
-            if trial is not None:
-                return trial
-            if entry.graph is None:  # given up
-                return None
-        return device_patching.form_of(entry.graph) if has_graph else UNCAPTURED
-
-    def _compare(self, key: bytes, entry: Entry, variant: str, sample: Sample) -> None:
-        """Makes a decision anew where times are no longer what they were."""
-        if entry.decision is None or variant not in entry.decision.timings or sample.latency is None:
-            return
-        measured = entry.decision.timings[variant].latency
-        is_outside = not measured / _BAND < sample.latency < measured * _BAND
-        entry.looks_outside = entry.looks_outside + 1 if is_outside else 0
-        if entry.looks_outside >= _LOOKS_OUTSIDE:
-            self._decide_anew(key, entry)
-
-    def _begin(self, entry: Entry, trial: Trial) -> None:
-        """The graph is on trial from now on, and not the engine's."""
-        runtime.engine().remove_graph(self._partition.callable, entry.graph)
-        entry.state, entry.trial = State.MEASURING, trial
-
-    def _timed(
-        self, entry: Entry, variant: str, args: list[Any], sleep: float
-    ) -> tuple[Sequence[Any], Sample | None]:
-        """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured, or if
-        nothing could be measured."""
-        has_room = True
-        with torch.cuda.device(self._partition.info.device):
-            if variant == UNCAPTURED:
-                return _measured(lambda: self._partition.uncaptured(args), sleep)
-            try:
-                entry.graph.patch_on_device(variant == PATCHED_ON_DEVICE)
-                outputs, sample = _measured(lambda: entry.graph.replay(args, True), sleep)
-                args.clear()
-                return outputs, sample
-            except torch.OutOfMemoryError:
-                has_room = False
-            except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway):
-                pass  # this call only
-            except Exception as error:  # nothing was launched
-                runtime.engine().remove_graph(self._partition.callable, entry.graph)
-                self._partition.refuse(entry, recorder.describe_failure(error))
-            if not has_room:
-                self._note_no_room(entry)
-            return self._partition.uncaptured(args), None
-
-    def _note_no_room(self, entry: Entry) -> None:
-        """A replay found no memory: what the graph itself keeps is for the uncaptured run. A trial ends
-        where it is not the first time."""
-        entry.graph.release_workspace()
-        if entry.trial is not None and entry.trial.note_no_room():
-            self._partition.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
-
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
-        is_second = entry.decision is not None  # of two forms of a graph that was selected
-        if entry.decision is not None:
-            timings = {**entry.decision.timings, **decision.timings}
+        selection = entry.selection
+        is_second = selection.decision is not None  # of two variants of a graph that was selected
+        if selection.decision is not None:
+            timings = {**selection.decision.timings, **decision.timings}
             decision = Decision(decision.selected, timings)
-        entry.trial, entry.decision = None, decision
+        selection.trial, selection.decision = None, decision
         with runtime.harmless("keeping a selection on disk"):
-            decision_cache.save(entry.key, decision)
-        runtime.note(
-            logging.INFO,
-            "%s: %s is selected: %s",
-            *(self._partition.info.name, decision.selected, decision.timings),
-        )
+            decision_cache.save(selection.cache_key, decision)
+        text = "%s: %s is selected: %s"
+        name = self._host.info.name
+        runtime.note(logging.INFO, text, name, decision.selected, decision.timings)
         if decision.selected == UNCAPTURED:
             self._graphs_in_a_row = 0
-            entry.state, entry.reason, entry.graph = State.NOT_SELECTED, _reason(decision), None
+            entry.deselect(_reason(decision))
             return
-        entry.state = State.CAPTURED
+        assert entry.graph is not None
+        entry.use(entry.graph)
         if is_second:
-            device_patching.settle(self._partition, entry, decision.selected)
+            device_patching.settle(self._host, entry, decision.selected)
         else:
             self._graphs_in_a_row += 1
             self._clean_up(entry)
         # Not reset meanwhile, nor given up.
-        if self._partition.entries.get(key) is entry and entry.graph is not None:
-            self.keep(entry)
+        if self._host.entries.get(key) is entry and entry.graph is not None:
+            self.install(entry)
 
     def _clean_up(self, entry: Entry) -> None:
         """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
         program that goes on uncaptured would take the same pieces again.)"""
+        graph = entry.graph
+        assert graph is not None
         with runtime.harmless("freeing what compilation has left"):
             allocator.free_library_workspaces()
             if self._has_cleaned_up:  # later shapes come while the program is under way
-                allocator.give_back(after=entry.graph.output_bytes + entry.graph.block_bytes)
+                allocator.give_back(after=graph.output_bytes + graph.block_bytes)
             else:
                 allocator.give_back_all()
                 self._has_cleaned_up = True
         with runtime.harmless("settling a graph's workspace"):
-            allocator.settle(entry.graph)
+            allocator.settle_workspace(graph)
+
+    # Rechecks.
+
+    def recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call whose decision is to be checked again, or that the engine does not know yet."""
+        if not runtime.record_lock.acquire(blocking=False):
+            return self._host.uncaptured(args)  # still due at the next call
+        try:
+            # Another thread may have begun a trial, or have found the graph suspect, meanwhile.
+            if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
+                return self._host.uncaptured(args)
+            return self._recheck(key, entry, args)
+        finally:
+            runtime.record_lock.release()
+
+    def _recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        variant = ""
+        with self._refusing(entry, "a recheck of its selection"):
+            if entry.state is State.CAPTURED:
+                variant = self._recheck_graph(entry, args)
+            else:
+                variant = self._recheck_uncaptured(key, entry, args)
+        if entry.selection.trial is not None:
+            return self._try(key, entry, entry.selection.trial, args)
+        if not variant:
+            return self._host.uncaptured(args)
+        outputs, sample = timed_call(self._host, entry, variant, args, sleep=0.0)
+        if sample is not None:
+            with self._refusing(entry, "a recheck of its selection"):
+                self._compare(key, entry, variant, sample)
+        return outputs
+
+    def _recheck_graph(self, entry: Entry, args: list[Any]) -> str:
+        """The variant to time. Empty if the call goes uncaptured, or is the first of a new trial."""
+        touched = device_patching.count(entry)
+        self.install(entry)
+        entry.selection.rechecks += 1
+        decision = entry.selection.decision
+        if decision is None:
+            return ""
+        if device_patching.is_open(entry):
+            trial = device_patching.consider(self._host, entry, decision, args, touched)
+            if trial is not None:
+                self._begin(entry, trial)
+                return ""
+        return device_patching.form_of(entry.graph) if entry.graph is not None else ""
+
+    def _recheck_uncaptured(self, key: bytes, entry: Entry, args: list[Any]) -> str:
+        """The variant to time; empty if there is nothing to compare with."""
+        is_first = entry.selection.rechecks == 0
+        is_decided = entry.selection.decision is not None
+        if is_first or is_decided:
+            calls = _CALLS_PER_RECHECK if is_decided else entry.calls_until_retry
+            runtime.engine().add_without_graph(self._host.callable, args, calls)
+        entry.selection.rechecks += 1
+        if is_first:
+            return ""
+        if entry.calls_until_retry > 0:
+            self._forget(key)
+            return ""
+        return UNCAPTURED if is_decided else ""
+
+    def _compare(self, key: bytes, entry: Entry, variant: str, sample: Sample) -> None:
+        """Makes a decision anew where times are no longer what they were."""
+        selection = entry.selection
+        decision = selection.decision
+        if decision is None or variant not in decision.timings or sample.latency is None:
+            return
+        measured = decision.timings[variant].latency
+        is_in_band = measured / _BAND < sample.latency < measured * _BAND
+        selection.out_of_band = 0 if is_in_band else selection.out_of_band + 1
+        if selection.out_of_band >= _MOST_OUT_OF_BAND:
+            self._decide_anew(key, entry)
 
     def _decide_anew(self, key: bytes, entry: Entry) -> None:
-        partition = self._partition
         text = "%s: its time has left the band that was measured"
-        runtime.note(logging.INFO, text, partition.info.name)
+        runtime.note(logging.INFO, text, self._host.info.name)
         with runtime.harmless("forgetting a selection on disk"):
-            decision_cache.forget(entry.key)
-        entry.decision, entry.looks_outside = None, 0
+            decision_cache.forget(entry.selection.cache_key)
+        entry.selection.decision, entry.selection.out_of_band = None, 0
         self._graphs_in_a_row = 0
         if entry.state is State.CAPTURED:
             self._begin(entry, _first_trial(entry))
@@ -265,43 +249,31 @@ class Selector:
 
     def _forget(self, key: bytes) -> None:
         """Lets a signature that runs uncaptured be recorded anew."""
-        runtime.engine().clear_without_graph(self._partition.callable)
-        self._partition.entries.pop(key, None)
-        for entry in self._partition.entries.copy().values():
-            entry.looks = 0  # the engine is to be told of the others again
+        runtime.engine().clear_without_graph(self._host.callable)
+        self._host.entries.pop(key, None)
+        for entry in self._host.entries.copy().values():
+            entry.selection.rechecks = 0  # the engine is to be told of the others again
 
-    def keep(self, entry: Entry) -> None:
-        """Lets the engine replay the entry's graph, until a look is due."""
-        calls = 0
-        if entry.decision is not None:
-            is_early = entry.looks == 0 and device_patching.is_open(entry)
-            calls = _CALLS_UNTIL_COUNT if is_early else _CALLS_PER_LOOK
-            device_patching.count(entry)
-        self._partition.keep(entry.graph, calls)
+    # Failures.
 
+    @contextlib.contextmanager
+    def _refusing(self, entry: Entry, what: str) -> Iterator[None]:
+        """Lets the signature run uncaptured for good where something fails that must not."""
+        try:
+            yield
+        except Exception as error:
+            if entry.graph is not None:
+                self._remove_graph(entry)
+            self._host.refuse(entry, f"{what} failed with {recorder.describe_failure(error)}")
 
-def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[Any], Sample | None]:
-    """As ``timed``; but where it is the measuring that fails, the call is made all the same."""
-    results: list[Sequence[Any]] = []
-    has_begun = False
-
-    def call() -> Sequence[Any]:
-        nonlocal has_begun
-        has_begun = True
-        results.append(run())
-        return results[0]
-
-    try:
-        return timed(call, sleep)
-    except Exception as error:
-        if has_begun and not results:
-            raise
-        runtime.note(logging.WARNING, "a call could not be timed: %s", error)
-    return (results[0] if results else run()), None
+    def _remove_graph(self, entry: Entry) -> None:
+        assert entry.graph is not None
+        runtime.engine().remove_graph(self._host.callable, entry.graph)
 
 
 def _first_trial(entry: Entry) -> Trial:
-    return Trial({UNCAPTURED: 0, device_patching.form_of(entry.graph): entry.kept_bytes})
+    assert entry.graph is not None
+    return Trial({UNCAPTURED: 0, device_patching.form_of(entry.graph): entry.persistent_bytes})
 
 
 def _reason(decision: Decision) -> str:

@@ -1,15 +1,22 @@
-"""What is known of a partition, and of each signature of its arguments."""
+"""What is known of a partition, and of each signature of its arguments.
+
+The modules that work on a signature each have a record of it, which no other module writes."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from pygraph.partition.recording_policy import Retries
+from pygraph.partition.unservable_calls import DonationState
 from pygraph.record.recorder import Recording
 from pygraph.select.trial import Decision, Trial
 from pygraph.verify.audit_schedule import Audits
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 Kind = Literal["forward", "backward", "inference"]  # the first two are of a training step
 
@@ -47,7 +54,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """A recording of which a first look found all results equal but the suspects."""
+    """A recording of which a quick check found all results equal but the suspects."""
 
     recording: Recording
     suspects: Sequence[int]
@@ -55,44 +62,67 @@ class Pending:
 
 
 @dataclasses.dataclass
+class RecordingState:
+    """How the signature gets its graph. Written by pipeline.py."""
+
+    wait_seconds: float = 0.0  # host time that uncaptured calls take before a recording
+    retries: Retries = dataclasses.field(default_factory=Retries)
+    pending: Pending | None = None  # until the next call has checked it thoroughly
+    capture_seconds: float = 0.0
+    executable_bytes: int = 0
+    bytes_not_copied: int = 0  # what Inductor's graphs would copy per call
+    returned: frozenset[int] = frozenset()  # arguments that are results, or that results are views of
+
+
+@dataclasses.dataclass
+class SelectionState:
+    """Which way of running the signature is faster. Written by selector.py."""
+
+    trial: Trial | None = None  # while measuring
+    decision: Decision | None = None
+    cache_key: str = ""  # of the decision on disk; empty for none
+    rechecks: int = 0  # of the decision, since it was made
+    out_of_band: int = 0  # the last rechecks in a row that found another time than was measured
+
+
+@dataclasses.dataclass
 class Entry:
-    """One signature of one partition."""
+    """One signature of one partition. Its state changes by the methods below."""
 
     state: State = State.UNCAPTURED
     reason: str = ""
-    graph: Any = None  # pygraph._engine.CapturedGraph
-    pending: Pending | None = None  # until the next call has looked closer
-    copied_bytes: int = 0  # what Inductor's graphs would copy per call
-    capture_seconds: float = 0.0
-    waits_seconds: float = 0.0  # host time that uncaptured calls take before a recording
-    executable_bytes: int = 0
-    returned: frozenset[int] = frozenset()  # arguments that are results, or that results are views of
-    audits: Audits = dataclasses.field(default_factory=Audits)  # of the graph, or the one it had
-    trial: Trial | None = None  # while measuring
-    decision: Decision | None = None
-    key: str = ""  # of the decision on disk; empty for none
-    looks: int = 0  # at the decision, since it was made
+    graph: _engine.CapturedGraph | None = None
     calls_until_retry: int = 0  # of one that is refused for now; 0: for good
-    counted: tuple[int, int] = (0, 0)  # replays, and nodes touched in them (see device_patching.py)
+    recording: RecordingState = dataclasses.field(default_factory=RecordingState)
+    selection: SelectionState = dataclasses.field(default_factory=SelectionState)
+    donation: DonationState = dataclasses.field(default_factory=DonationState)  # unservable_calls.py
+    audits: Audits = dataclasses.field(default_factory=Audits)  # of the graph, or its last; audit.py
+    # Written by device_patching.py.
+    counted: tuple[int, int] = (0, 0)  # replays, and nodes touched in them
     has_tried_device: bool = False  # whether it was tried to patch the graph on the device
-    # Captures that raised in threads that had not run the function before.
-    raised_in_new_threads: int = 0
-    # Calls that could not be recorded for a reason of their own, and calls until it is tried again.
-    not_now: int = 0
-    calls_to_skip: int = 0
-    looks_outside: int = 0  # the last ones in a row that found another time than was measured
-    # Whether a graph may use the memory of arguments that calls give away. Calls that keep what it
-    # uses: two for each, less one for each replay since; and the replays until the last of them.
-    takes_memory: bool = True
-    kept: int = 0
-    replays_until_kept: int = 0
 
     @property
-    def kept_bytes(self) -> int:
+    def persistent_bytes(self) -> int:
         """Memory that the graph keeps between calls."""
-        return int(self.graph.workspace_bytes) + self.executable_bytes
+        workspace = self.graph.workspace_bytes if self.graph is not None else 0
+        return workspace + self.recording.executable_bytes
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether an attempt has been made that the next call is to go on with."""
-        return self.pending is not None
+    def use(self, graph: _engine.CapturedGraph) -> None:
+        """The graph, which is verified, serves the signature's calls."""
+        self.graph, self.state = graph, State.CAPTURED
+
+    def measure(self) -> None:
+        """The graph is on trial."""
+        self.state = State.MEASURING
+
+    def deselect(self, reason: str) -> None:
+        """Calls stay uncaptured because that is as fast."""
+        self.state, self.reason, self.graph = State.NOT_SELECTED, reason, None
+
+    def refuse(self, reason: str, calls_until_retry: int) -> None:
+        """Calls stay uncaptured. calls_until_retry: 0 for good."""
+        self.state, self.reason, self.graph = State.REFUSED, reason, None
+        self.calls_until_retry = calls_until_retry
+        self.recording.pending = None
+        self.selection.trial = self.selection.decision = None
+        self.selection.rechecks = 0  # the engine is to be told

@@ -1,8 +1,8 @@
 """Calls of a signature that its graph cannot serve. They run uncaptured.
 
 A backward's graph may use the memory of arguments that calls give away (bindings/donation.h). It is
-verified in that form only, so it cannot serve a call that keeps them: somebody holds an activation, or
-calls backward with ``retain_graph``.
+verified with that memory only, so it cannot serve a call that retains them: somebody holds an
+activation, or calls backward with ``retain_graph``.
 
 Where such calls are no exception, the signature is recorded anew, for a graph that leaves its arguments
 alone.
@@ -10,15 +10,37 @@ alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from pygraph import runtime
-from pygraph.partition.signature import Entry
 
-# So many calls that keep arguments in a row are no exception; with replays in between, where these are
-# less than twice as many, some more.
+# A signature is recorded anew after so many calls in a row that retain arguments, or once more than one
+# call in three does.
 _CALLS = 8
+
+
+@dataclasses.dataclass
+class DonationState:
+    """Whether a signature's graph may use donated memory, and how often calls retain it.
+
+    retained_score: a leaky bucket: 2 more for each call that retains a donated argument, 1 less for
+    each replay. score_updated_at: the graph's replays at its last update.
+    """
+
+    is_allowed: bool = True
+    retained_score: int = 0
+    score_updated_at: int = 0
+
+    def note_retained(self, replays: int) -> bool:
+        """Counts a call that retains what the graph uses. Whether the signature is to be recorded anew.
+
+        replays: of the graph, so far."""
+        leaked = replays - self.score_updated_at
+        self.retained_score = max(0, self.retained_score - leaked) + 2
+        self.score_updated_at = replays
+        return self.retained_score >= 2 * _CALLS
 
 
 def gives_away(args: list[Any], positions: Sequence[int]) -> bool:
@@ -27,12 +49,3 @@ def gives_away(args: list[Any], positions: Sequence[int]) -> bool:
         return True
     groups = runtime.engine().given_away(args)
     return {i for tensors in groups for i in tensors.positions}.issuperset(positions)
-
-
-def renewed(entry: Entry) -> Entry | None:
-    """Counts a call that keeps what the entry's graph uses. The entry to start over with, where it was
-    one too many."""
-    replays = entry.graph.replays
-    entry.kept = max(0, entry.kept - (replays - entry.replays_until_kept)) + 2
-    entry.replays_until_kept = replays
-    return Entry(takes_memory=False) if entry.kept >= 2 * _CALLS else None

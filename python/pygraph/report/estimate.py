@@ -7,8 +7,9 @@ from typing import Any
 
 from pygraph.observations import Cut, Observation
 from pygraph.report.classify import Kind, Segment, cuts, segments
-from pygraph.report.explanation import GraphRow, Report, Share, StripPart
+from pygraph.report.explanation import Report, Share, StripPart
 from pygraph.report.fake_gpu import trace
+from pygraph.report.stats import GraphStats
 
 
 def estimate(
@@ -20,7 +21,7 @@ def estimate(
 ) -> Report:
     """Traces one forward call on a fake GPU."""
     observation = trace(model, args, kwargs, transforms)
-    rows: list[GraphRow] = []
+    rows: list[GraphStats] = []
     strip: list[StripPart] = []
     for name, graph in observation.graphs:
         parts = segments(graph)
@@ -59,17 +60,13 @@ def strip_parts(parts: Sequence[Segment]) -> list[StripPart]:
     ]
 
 
-def _expected(name: str, part: Segment) -> GraphRow:
-    return GraphRow(
+def _expected(name: str, part: Segment) -> GraphStats:
+    return GraphStats(
         name=name,
+        device=0,
         state="expected",
         reason="",
-        kernels=part.gpu_operations,
+        nodes=part.gpu_operations,
         inputs=part.inputs,
         outputs=part.outputs,
-        relocations=None,
-        bytes_not_copied=None,
-        workspace_bytes=None,
-        capture_seconds=None,
-        replays=None,
     )

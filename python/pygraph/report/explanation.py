@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pygraph.observations import Applied, Cut
+from pygraph.report.stats import GraphStats
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,26 +44,21 @@ class VariantTiming:
     selected: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphRow:
-    """One graph, or one function that stayed uncaptured. None: not known without a GPU.
-
-    lanes: how many of its kernels may run at a time.
-    """
-
-    name: str
-    state: str  # as in pygraph.stats(); without a GPU "expected"
-    reason: str
-    kernels: int
-    inputs: int
-    outputs: int
-    relocations: int | None
-    bytes_not_copied: int | None
-    workspace_bytes: int | None
-    capture_seconds: float | None
-    replays: int | None
-    timings: tuple[VariantTiming, ...] = ()  # empty where nothing was measured
-    lanes: int | None = None
+def variant_timings(row: GraphStats) -> tuple[VariantTiming, ...]:
+    """What the selection measured; empty where it measured nothing."""
+    return tuple(
+        VariantTiming(
+            variant=name,
+            period_us=timing.period * 1e6,
+            host_us=timing.host * 1e6,
+            device_us=timing.device * 1e6,
+            latency_us=timing.latency * 1e6,
+            noise=timing.noise,
+            memory_bytes=timing.memory,
+            selected=name == row.selected,
+        )
+        for name, timing in row.timings.items()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +84,7 @@ class Report:
 
     estimated: nothing ran; counts are of operations, of which the compiler fuses many into a kernel.
     shares: of kernels (or operations), and of GPU time where it was measured.
+    graphs: also functions that stayed uncaptured. Without a GPU their state is "expected".
     strip_unit: what the widths of the strip are.
     """
 
@@ -95,7 +92,7 @@ class Report:
     device: str
     estimated: bool
     shares: tuple[Share, ...]
-    graphs: tuple[GraphRow, ...]
+    graphs: tuple[GraphStats, ...]
     cuts: tuple[Cut, ...]
     transformations: tuple[Applied, ...]
     strip: tuple[StripPart, ...]
@@ -107,6 +104,8 @@ class Report:
         result = dataclasses.asdict(self)
         for share, data in zip(self.shares, result["shares"], strict=True):
             data["fraction"] = share.fraction
+        for row, data in zip(self.graphs, result["graphs"], strict=True):
+            data["timings"] = [dataclasses.asdict(timing) for timing in variant_timings(row)]
         return {"schema_version": SCHEMA_VERSION, **result}
 
     def to_json(self) -> str:

@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from pygraph import observations, polyfills
+from pygraph import observations, polyfills, runtime
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.observations import Cut, Observation, observing
+from pygraph.observations import Cut, Observation, is_pytorchs, observing
 
 # Else Dynamo would run them, which fake tensors cannot.
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
@@ -99,7 +99,7 @@ def _asks_for_a_gpu(error: BaseException) -> str | None:
     if not any(isinstance(e, torch.AcceleratorError) or "NVIDIA driver" in str(e) for e in chain):
         return None
     text = next((str(e) for e in chain if isinstance(e, NotImplementedError)), str(chain[-1]))
-    return text.strip().splitlines()[0][:120]
+    return runtime.first_line(text)[:120]
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -115,7 +115,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _line_of(error: BaseException) -> str:
     """The last line of the user's that Dynamo traced, or that ran, or empty."""
     frames = list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
-    users = [f for f in frames if "/torch/" not in f.filename and "/pygraph/" not in f.filename]
+    users = [f for f in frames if not is_pytorchs(f.filename) and "/pygraph/" not in f.filename]
     return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
 
 

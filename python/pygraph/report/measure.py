@@ -12,12 +12,12 @@ import torch
 from pygraph import runtime
 from pygraph.observations import Cut, Observation, observing
 from pygraph.partition.partition import Partition
-from pygraph.partition.signature import Entry, State
+from pygraph.partition.signature import State
 from pygraph.report.classify import segments
 from pygraph.report.estimate import observed_cuts, strip_parts
-from pygraph.report.explanation import GraphRow, Report, Share, Timing, VariantTiming
+from pygraph.report.explanation import Report, Share, Timing
 from pygraph.report.profile import profile_kernels, shares, strip
-from pygraph.select.trial import Decision
+from pygraph.report.stats import GraphStats, graph_row
 
 _WARM_UP = 4
 _LONGEST_WARM_UP = 100
@@ -75,7 +75,7 @@ def _is_waiting(observation: Observation) -> bool:
     )
 
 
-def graph_rows(observation: Observation) -> list[GraphRow]:
+def graph_rows(observation: Observation) -> list[GraphStats]:
     """One row per partition and signature that was called more than once."""
     rows = []
     for partition in _partitions(observation):
@@ -83,44 +83,8 @@ def graph_rows(observation: Observation) -> list[GraphRow]:
             graph = entry.graph
             if graph is None and entry.state is State.UNCAPTURED:
                 continue
-            rows.append(_row(partition, entry))
-    return sorted(rows, key=lambda row: (row.state != "captured", -row.kernels))
-
-
-def _row(partition: Partition, entry: Entry) -> GraphRow:
-    graph, decision = entry.graph, entry.decision  # which other threads may drop meanwhile
-    failure = graph.failure if graph is not None else ""
-    return GraphRow(
-        name=partition.info.name,
-        state="refused" if failure else entry.state.value,
-        reason=failure or entry.reason,
-        kernels=graph.nodes if graph else 0,
-        inputs=graph.inputs if graph else partition.info.argument_count,
-        outputs=graph.outputs if graph else 0,
-        relocations=graph.relocations if graph else None,
-        bytes_not_copied=entry.copied_bytes if graph else None,
-        workspace_bytes=graph.workspace_bytes if graph else None,
-        capture_seconds=entry.capture_seconds if graph else None,
-        replays=graph.replays if graph else None,
-        timings=_timings(decision) if decision else (),
-        lanes=graph.lanes if graph else None,
-    )
-
-
-def _timings(decision: Decision) -> tuple[VariantTiming, ...]:
-    return tuple(
-        VariantTiming(
-            variant=name,
-            period_us=timing.period * 1e6,
-            host_us=timing.host * 1e6,
-            device_us=timing.device * 1e6,
-            latency_us=timing.latency * 1e6,
-            noise=timing.noise,
-            memory_bytes=timing.memory,
-            selected=name == decision.selected,
-        )
-        for name, timing in decision.timings.items()
-    )
+            rows.append(graph_row(partition.info, entry))
+    return sorted(rows, key=lambda row: (row.state != "captured", -row.nodes))
 
 
 def refusals(observation: Observation) -> list[Cut]:
@@ -135,7 +99,7 @@ def refusals(observation: Observation) -> list[Cut]:
 
 def counted_shares(observation: Observation) -> tuple[Share, ...]:
     """Kernels of the captured graphs, beside the operations that cannot be in any."""
-    captured = sum(row.kernels for row in graph_rows(observation) if row.state == "captured")
+    captured = sum(row.nodes for row in graph_rows(observation) if row.state == "captured")
     outside = sum(part.width for part in _counted_strip(observation) if part.kind == "gap")
     return (Share("kernels", captured, captured + outside),)
 

@@ -19,8 +19,11 @@ class GraphStats:
         uncaptured is as fast) or "refused".
     reason: why it was refused, or was not selected; empty otherwise.
     timings: what was measured of each variant when it was selected; empty where nothing was measured.
+    selected: the variant that is used; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
-    lanes: how many of its kernels may run at a time (1: one after the other).
+    inputs, outputs: how many the graph has; of what has no graph, inputs are the function's arguments.
+    lanes: how many of its nodes may run at a time (1: one after the other). 0: there is no graph, and
+        all numbers that would be the graph's are 0.
     replays: launches so far. nodes_touched: node updates in all of them.
     calls_elsewhere: calls that ran uncaptured because a replay on their stream would have had to wait
         for another stream, or was the first one there.
@@ -41,60 +44,75 @@ class GraphStats:
     device: int
     state: str
     reason: str
-    nodes: int
-    relocations: int
-    symbols: int
-    lanes: int
-    replays: int
-    nodes_touched: int
-    calls_elsewhere: int
-    patched_on_device: bool
-    bytes_not_copied: int
-    workspace_bytes: int
-    block_bytes: int
-    executable_bytes: int
-    capture_seconds: float
-    timings: Mapping[str, Timing]
-    audits: int
-    audits_failed: int
-    audits_skipped: int
-    replays_since_audit: int
+    nodes: int = 0
+    inputs: int = 0
+    outputs: int = 0
+    relocations: int = 0
+    symbols: int = 0
+    lanes: int = 0
+    replays: int = 0
+    nodes_touched: int = 0
+    calls_elsewhere: int = 0
+    patched_on_device: bool = False
+    bytes_not_copied: int = 0
+    workspace_bytes: int = 0
+    block_bytes: int = 0
+    executable_bytes: int = 0
+    capture_seconds: float = 0.0
+    timings: Mapping[str, Timing] = dataclasses.field(default_factory=dict)
+    selected: str = ""
+    audits: int = 0
+    audits_failed: int = 0
+    audits_skipped: int = 0
+    replays_since_audit: int = 0
 
 
 def stats() -> list[GraphStats]:
     """One row per partition and signature, in no particular order. Thread-safe."""
     return [
-        _row(partition.info, entry)
+        graph_row(partition.info, entry)
         for partition in runtime.all_partitions()
         for entry in partition.entries.copy().values()
     ]
 
 
-def _row(info: PartitionInfo, entry: Entry) -> GraphStats:
+def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
+    """What became of one signature of a partition."""
     # Read once each: other threads may drop a graph or a decision meanwhile.
-    graph, decision, audits = entry.graph, entry.decision, entry.audits
-    failure = str(graph.failure) if graph is not None else ""
-    return GraphStats(
+    graph, decision, audits = entry.graph, entry.selection.decision, entry.audits
+    row = GraphStats(
         name=info.name,
         device=info.device,
-        state="refused" if failure else entry.state.value,
-        reason=failure or entry.reason,
-        nodes=graph.nodes if graph else 0,
-        relocations=graph.relocations if graph else 0,
-        symbols=graph.symbols if graph else 0,
-        lanes=graph.lanes if graph else 0,
-        replays=graph.replays if graph else 0,
-        nodes_touched=graph.nodes_touched if graph else 0,
-        calls_elsewhere=graph.calls_elsewhere if graph else 0,
-        patched_on_device=bool(graph and graph.is_patched_on_device),
-        bytes_not_copied=entry.copied_bytes,
-        workspace_bytes=graph.workspace_bytes if graph else 0,
-        block_bytes=graph.block_bytes if graph else 0,
-        executable_bytes=entry.executable_bytes,
-        capture_seconds=entry.capture_seconds,
+        state=entry.state.value,
+        reason=entry.reason,
+        inputs=info.argument_count,
+        bytes_not_copied=entry.recording.bytes_not_copied,
+        executable_bytes=entry.recording.executable_bytes,
+        capture_seconds=entry.recording.capture_seconds,
         timings=decision.timings if decision else {},
+        selected=decision.selected if decision else "",
         audits=audits.made,
         audits_failed=audits.failed,
         audits_skipped=audits.skipped,
         replays_since_audit=audits.replays_since_good(graph.replays if graph else None),
+    )
+    if graph is None:
+        return row
+    failure = graph.failure
+    return dataclasses.replace(
+        row,
+        state="refused" if failure else row.state,
+        reason=failure or row.reason,
+        nodes=graph.nodes,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        relocations=graph.relocations,
+        symbols=graph.symbols,
+        lanes=graph.lanes,
+        replays=graph.replays,
+        nodes_touched=graph.nodes_touched,
+        calls_elsewhere=graph.calls_elsewhere,
+        patched_on_device=graph.is_patched_on_device,
+        workspace_bytes=graph.workspace_bytes,
+        block_bytes=graph.block_bytes,
     )

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pygraph.report.explanation import GraphRow, Report, Share, VariantTiming
+from pygraph.report.explanation import Report, Share, VariantTiming, variant_timings
+from pygraph.report.stats import GraphStats
 
 GRAPH_COLUMNS = (
-    *("graph", "state", "kernels", "inputs", "outputs", "relocations"),
-    *("copies avoided per call", "workspace", "capture", "replays", "us per call"),
+    "graph",
+    "state",
+    "nodes",
+    "inputs",
+    "outputs",
+    "relocations",
+    "copies avoided per call",
+    "workspace",
+    "capture",
+    "replays",
+    "us per call",
 )
 
 
-def graph_cells(row: GraphRow) -> list[str]:
+def graph_cells(row: GraphStats) -> list[str]:
+    has_graph = row.lanes > 0  # else its numbers are not known
     return [
         row.name,
         row.state,
-        _count(row.kernels) + (f" ({row.lanes} at a time)" if (row.lanes or 1) > 1 else ""),
-        *(_count(n) for n in (row.inputs, row.outputs, row.relocations)),
-        *(in_bytes(n) for n in (row.bytes_not_copied, row.workspace_bytes)),
-        "-" if row.capture_seconds is None else f"{row.capture_seconds * 1e3:.0f} ms",
-        _count(row.replays),
-        _timings(row.timings),
+        f"{row.nodes:,}" + (f" ({row.lanes} at a time)" if row.lanes > 1 else ""),
+        f"{row.inputs:,}",
+        f"{row.outputs:,}",
+        f"{row.relocations:,}" if has_graph else "-",
+        in_bytes(row.bytes_not_copied) if has_graph else "-",
+        in_bytes(row.workspace_bytes) if has_graph else "-",
+        f"{row.capture_seconds * 1e3:.0f} ms" if has_graph else "-",
+        f"{row.replays:,}" if has_graph else "-",
+        _timings(variant_timings(row)),
     ]
 
 
@@ -57,13 +71,7 @@ def _timings(timings: Sequence[VariantTiming]) -> str:
     return ", ".join(f"{timing.variant} {timing.period_us:,.0f}" for timing in ordered) or "-"
 
 
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
-def in_bytes(number: int | None) -> str:
-    if number is None:
-        return "-"
+def in_bytes(number: int) -> str:
     value, units = float(number), ["B", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]

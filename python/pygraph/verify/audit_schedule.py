@@ -31,12 +31,12 @@ class Audits:
     made: int = 0
     failed: int = 0
     skipped: int = 0
-    extra: int = 0  # replays that were no calls: before the first one, and of closer looks
+    extra: int = 0  # replays that were no calls: before the first one, and of thorough checks
     good_at: int = 0  # number of replays when the graph was last found right
     seconds: float = 0.0  # that all audits have taken
     last_seconds: float = 0.0
     latency: float = 0.0  # of one replay, in seconds
-    suspects: Sequence[int] = ()  # results that differ; the next call takes a closer look
+    suspects: Sequence[int] = ()  # results that differ; the next call is checked thoroughly
     visible: Sequence[int] = ()  # the written inputs among the results in which `suspects` count
     since_good: int = 0  # replays from the last good audit to the one that failed
 
@@ -70,6 +70,6 @@ class Audits:
         return replays - self.good_at
 
     def note_seconds(self, seconds: float, goes_on: bool = False) -> None:
-        """What an audit has taken, or its closer look, which ``goes_on`` with it."""
+        """What an audit has taken, or its thorough check, which ``goes_on`` with it."""
         self.seconds += seconds
         self.last_seconds = seconds + (self.last_seconds if goes_on else 0.0)

@@ -1,7 +1,7 @@
 """One kernel after the other, or beside each other where they can? Timed before a graph is used.
 
 Kernels beside each other fill a GPU that one of them leaves half empty; where each fills it alone they
-gain nothing, and each wait across branches costs. So both forms of a new graph are replayed by turns,
+gain nothing, and each wait across branches costs. So both layouts of a new graph are replayed by turns,
 on copies of a call's inputs (see rehearsal.py), and branches are used where they gain.
 """
 
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 log = logging.getLogger("pygraph")
 
@@ -20,7 +23,7 @@ _ROUNDS_OF_LONG = 2
 _MORE_MEMORY = 64 << 20  # bytes, or an eighth: what branches may need beyond what a chain does
 
 
-def is_worth_its_memory(chain: Any, branched: Any) -> bool:
+def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.CapturedGraph) -> bool:
     """Whether the second of two captured graphs may be used, by the memory that it needs.
 
     Kernels that run at the same time cannot share memory.

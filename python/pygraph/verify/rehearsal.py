@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,9 +23,12 @@ from pygraph.gpu.fingerprint import forget
 from pygraph.record.recorder import Recording
 from pygraph.select.trial import timed
 
+if TYPE_CHECKING:
+    from pygraph import _engine
+
 log = logging.getLogger("pygraph")
 
-ONES, ZEROS = 0xFF, 0x00  # poison for fresh outputs
+POISON_ONES, POISON_ZEROS = 0xFF, 0x00  # bytes that fresh outputs are filled with
 
 
 class VerificationError(RuntimeError):
@@ -49,71 +52,61 @@ class Rehearsal:
         recording: Recording,
         mutated: frozenset[int],
     ) -> None:
-        self._recording = recording
+        self.recording = recording
         self._function = function
         self._args = args
-        self._pair = recording.pair
-        forms = [g for g in (recording.graph, recording.branched) if g is not None]
+        graphs = [g for g in (recording.graph, recording.branched) if g is not None]
         # What nobody else holds; to be asked before Python has looked at the storages (gpu/clones.py).
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
         # A result that is an argument must not be compared with itself: so each run has its own.
-        own = mutated.union(recording.returned, *(form.donated for form in forms))
+        own = mutated.union(recording.returned, *(graph.donated for graph in graphs))
         self._overwritten = sorted(own)
-        self._visible = sorted(sharing_storages(args, mutated) - recording.given_away)
+        # Positions of the inputs that are results after the outputs.
+        self.visible = sorted(sharing_storages(args, mutated) - recording.given_away)
         self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
         self._movable_bytes = sum(args[i].nbytes for i in self._movable)
         self._waiting: list[int] = []  # in host memory: none or all that is movable
         self._device: torch.device | None = None  # that they are to come back to
         donated = sum(args[i].nbytes for i in recording.graph.donated)
         self._at_stake = recording.graph.output_bytes + donated  # bytes that a run works with
-        self._host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
+        self.host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
-
-    @property
-    def visible(self) -> list[int]:
-        """Positions of the inputs that are results after the outputs."""
-        return self._visible
-
-    @property
-    def graph(self) -> Any:
-        """The form of the graph that is to be used, as far as is known."""
-        return self._recording.graph
 
     def _give_memory_back(self) -> None:
         """Runs take pieces of different sizes, with and without donated memory."""
         forget()  # it lies in a piece that a run has left, which could not be given back
         allocator.give_back(after=self._at_stake)
 
-    def _timer(self, form: Any) -> Callable[[], float]:
-        """Makes one replay on clones; returns the seconds that the GPU took."""
+    def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
+        """A function that makes one replay on clones, and returns the seconds that the GPU took."""
         self._give_memory_back()
 
         def replay() -> float:
             args = self._clones()
             self._set_offsets()
-            sleep = 1.5 * self._host_seconds + 50e-6
-            _, sample = timed(lambda: form.replay(args, True), sleep)
-            self._host_seconds = sample.host
+            sleep = 1.5 * self.host_seconds + 50e-6
+            _, sample = timed(lambda: graph.replay(args, True), sleep)
+            self.host_seconds = sample.host
             assert sample.device is not None  # because it slept
             return sample.device
 
         return replay
 
-    def _call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
+    def call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
         """The call: its outputs, and all its results. After this the inputs are gone."""
-        self.graph.release_workspace()  # not to be held beside what the call allocates
+        self.recording.graph.release_workspace()  # not to be held beside what the call allocates
         self._give_memory_back()
         self._set_offsets()
         if self._device is not None:
             self._move(self._device)
             self._waiting = []
-        kept = {i: self._args[i] for i in self._visible}
+        kept = {i: self._args[i] for i in self.visible}
         outputs = list(self._function(self._args))
         return outputs, self._results(outputs, kept)
 
-    def _run(
+    def run_uncaptured(
         self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
     ) -> list[torch.Tensor]:
         """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
@@ -121,18 +114,19 @@ class Rehearsal:
         def run() -> list[torch.Tensor]:
             args = self._clones()
             self._set_offsets()
-            kept = {i: args[i] for i in self._visible}
-            load(2 * self._host_seconds)
+            kept = {i: args[i] for i in self.visible}
+            load(2 * self.host_seconds)
             start = time.perf_counter()
             outputs = self._function(args)
-            self._host_seconds = time.perf_counter() - start
+            self.host_seconds = time.perf_counter() - start
             results = self._results(outputs, kept)
             return [results[i] for i in wanted]
 
         return self._with_room(run)
 
-    def _replay(
+    def replay(
         self,
+        graph: _engine.CapturedGraph,
         poison: int,
         wanted: Sequence[int] | None = None,
         gives_away: bool = True,
@@ -145,15 +139,15 @@ class Rehearsal:
             args = self._clones()
             self._set_offsets()
             try:
-                self._pair.poison()
+                self.recording.pair.poison()
                 load()
-                outputs = list(self.graph.replay(args, gives_away, poison))
+                outputs = list(graph.replay(args, gives_away, poison))
             except runtime.engine().DriverError as error:
                 raise VerificationError(f"the graph cannot be launched: {error}") from error
             torch.cuda.current_stream().synchronize()
             if not gives_away:
-                self.graph.release_workspace()  # it has room for what was not given away
-            if not self._pair.untouched():
+                graph.release_workspace()  # it has room for what was not given away
+            if not self.recording.pair.untouched():
                 raise WrongReplay(
                     "verification failed: the graph writes to memory it was recorded with"
                 )
@@ -203,7 +197,7 @@ class Rehearsal:
         self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
     ) -> list[torch.Tensor]:
         """Everything that somebody will see: the outputs, then the inputs that were written."""
-        written = [args[i] for i in self._visible]
+        written = [args[i] for i in self.visible]
         tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
         return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
 

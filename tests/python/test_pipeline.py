@@ -2,54 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
-from pygraph.partition.capture import Attempt, SideEffects, attempt
+from pygraph.partition.attempt import Attempt
+from pygraph.partition.call import Call, Function
+from pygraph.partition.pipeline import attempt
 from pygraph.record import recorder
-from pygraph.record.recorder import Recording
+from pygraph.record.recorder import Recording, Request
 from pygraph.verify import verify
+from pygraph.verify.rehearsal import Rehearsal
 
-from .stand_ins import INFO, FullGpu, Graph
+from .fake_engine import FakeGraph, StandIns, add_one
+from .stand_ins import INFO, FullGpu
 
 
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification on CPU tensors."""
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
-    monkeypatch.setattr(verify.Run, "_results", lambda self, outputs, args: list(outputs))
+    monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
 
 
-def _attempt(monkeypatch: pytest.MonkeyPatch, graph: Graph | Exception, verify_graphs: bool) -> Attempt:
+def _call(function: Function, args: list[Any], **options: Any) -> Call:
+    return Call(function, function, args, INFO, Options(**options))
+
+
+def _attempt(
+    monkeypatch: pytest.MonkeyPatch, graph: FakeGraph | Exception, verify_graphs: bool
+) -> Attempt:
     """One second call with a recording that yields ``graph``; the result must be right in any case."""
 
-    def record(*args: object, **kwargs: object) -> Recording:
+    def record(request: Request) -> Recording:
         if isinstance(graph, Exception):
             raise graph
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-        return Recording(graph, pair, [])
+        return Recording(graph, StandIns(), [])
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
     x = torch.ones(4)
-
-    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [args[0] + 1]
-
-    options = Options(verify=verify_graphs)
-    result = attempt(add_one, add_one, [x], INFO, options, SideEffects(), True, None)
+    result = attempt(_call(add_one, [x], verify=verify_graphs))
     assert torch.equal(result.outputs[0], x + 1)
     return result
 
 
+def _unlaunchable() -> FakeGraph:
+    graph = FakeGraph()
+    graph.error = runtime.engine().DriverError("graph_launch failed")
+    return graph
+
+
 @pytest.mark.parametrize("verify_graphs", [True, False])
 def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_graphs: bool) -> None:
-    graph = Graph()
+    graph = FakeGraph()
     assert _attempt(monkeypatch, graph, verify_graphs).graph is graph
 
 
@@ -59,11 +73,11 @@ def test_a_good_recording_is_captured(monkeypatch: pytest.MonkeyPatch, verify_gr
     [
         (torch.OutOfMemoryError("no"), "recording ran out of memory"),
         (RuntimeError("sync while capturing\nmore"), "RuntimeError: sync while capturing"),
-        (Graph(launches=False), "graph_launch failed"),
+        (_unlaunchable(), "graph_launch failed"),
     ],
 )
 def test_a_failure_leaves_the_call_uncaptured_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph | Exception, reason: str, verify_graphs: bool
+    monkeypatch: pytest.MonkeyPatch, graph: FakeGraph | Exception, reason: str, verify_graphs: bool
 ) -> None:
     result = _attempt(monkeypatch, graph, verify_graphs)
     assert result.graph is None
@@ -85,13 +99,13 @@ def test_what_a_failed_recording_has_taken_is_free_before_the_call(
         return [args[0] + 1]
 
     args = [torch.ones(4)]
-    result = attempt(function, function, args, INFO, Options(), SideEffects(), True, None)
+    result = attempt(_call(function, args))
     assert result.failure == "recording ran out of memory"
     assert gpu.calls == 1
 
 
 def test_unexplained_words_are_refused_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graph(unexplained_words=1)
+    graph = FakeGraph(unexplained_words=1)
     assert _attempt(monkeypatch, graph, verify_graphs=False).graph is None
     assert _attempt(monkeypatch, graph, verify_graphs=True).graph is graph
 
@@ -101,15 +115,13 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
 ) -> None:
     """A second recording would be another graph, of which only the suspects were looked at."""
 
-    class Flipping(Graph):
+    class Flipping(FakeGraph):
         """Differs in its second result at the first replay, as sums by atomic additions may."""
 
-        replays = 0
+        def __init__(self) -> None:
+            super().__init__(self._flip)
 
-        def replay(
-            self, args: list[torch.Tensor], gives_away: bool, poison: int = -1
-        ) -> list[torch.Tensor]:
-            self.replays += 1
+        def _flip(self, args: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             return [args[0] + 1, args[0] + (2 + 2**-20 if self.replays == 1 else 2)]
 
     def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -117,20 +129,18 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
 
     graphs: list[Flipping] = []
 
-    def record(*args: object, **kwargs: object) -> Recording:
+    def record(request: Request) -> Recording:
         graphs.append(Flipping())
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: True)
-        return Recording(graphs[-1], pair, [])
+        return Recording(graphs[-1], StandIns(), [])
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
-    x = torch.ones(4)
-    common = (INFO, Options(), SideEffects(), True)
-    first = attempt(function, function, [x], *common, None)
+    call = _call(function, [torch.ones(4)])
+    first = attempt(call)
     assert first.graph is None
     assert first.pending is not None
     assert list(first.pending.suspects) == [1]
-    second = attempt(function, function, [x], *common, first.pending)
+    second = attempt(dataclasses.replace(call, pending=first.pending))
     assert len(graphs) == 1
     assert second.graph is graphs[0]
 
@@ -139,17 +149,12 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
 def test_a_graph_that_does_something_else_is_refused_with_what_it_perhaps_uses(
     monkeypatch: pytest.MonkeyPatch, use: str
 ) -> None:
-    class Touching(Graph):
-        pair = SimpleNamespace(poison=lambda: None, untouched=lambda: False)
-        doubtful_use = use
+    def record(request: Request) -> Recording:
+        return Recording(FakeGraph(doubtful_use=use), StandIns(is_untouched=False), [])
 
     _without_gpu(monkeypatch)
-    monkeypatch.setattr(recorder, "record", lambda *a, **k: Recording(Touching(), Touching.pair, []))
-
-    def add_one(args: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [args[0] + 1]
-
-    result = attempt(add_one, add_one, [torch.ones(4)], INFO, Options(), SideEffects(), True, None)
+    monkeypatch.setattr(recorder, "record", record)
+    result = attempt(_call(add_one, [torch.ones(4)]))
     assert result.graph is None
     assert result.failure.startswith("verification failed")
     assert result.failure.endswith(f"; {use}" if use else "it was recorded with")
@@ -159,13 +164,12 @@ def test_a_graph_that_does_something_else_is_refused_with_what_it_perhaps_uses(
 def test_branches_are_for_graphs_that_are_verified(
     monkeypatch: pytest.MonkeyPatch, verify_graphs: bool
 ) -> None:
-    asked: dict[str, object] = {}
+    asked: list[int] = []
 
-    def record(*args: object, **kwargs: object) -> Recording:
-        asked.update(kwargs)
+    def record(request: Request) -> Recording:
+        asked.append(request.lanes)
         raise RuntimeError("enough")
 
     monkeypatch.setattr(recorder, "record", record)
-    options = Options(lanes=8, verify=verify_graphs)
-    attempt(list, list, [torch.ones(4)], INFO, options, SideEffects(), True, None)
-    assert asked["lanes"] == (8 if verify_graphs else 1)
+    attempt(_call(list, [torch.ones(4)], lanes=8, verify=verify_graphs))
+    assert asked == [8 if verify_graphs else 1]

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,12 +14,10 @@ from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.gpu.fingerprint import forget
+from pygraph.partition.host import Host
+from pygraph.partition.signature import Entry
 from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
-from pygraph.verify.rehearsal import ONES
-
-if TYPE_CHECKING:
-    from pygraph.partition.partition import Partition
-    from pygraph.partition.signature import Entry
+from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that are to be left: fingerprints take half of it, libraries some
 _DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
@@ -35,21 +33,22 @@ def give_back(after: int) -> None:
         allocator.give_back(after)
 
 
-class Look:
+class AuditReplay:
     """One replay on clones of what it overwrites, and what it is compared with."""
 
-    def __init__(self, partition: Partition, entry: Entry, args: list[Any]) -> None:
+    def __init__(self, host: Host, entry: Entry, args: list[Any]) -> None:
         engine = runtime.engine()
         graph = entry.graph
+        assert graph is not None
         # To be asked before Python has looked at the storages (gpu/clones.py).
         groups = engine.given_away(args)
         self.given_away = frozenset(i for group in groups for i in group.positions)
-        # The same as a closer look has (verify/rehearsal.py), so that suspects are the same results
+        # The same as a thorough check has (verify/rehearsal.py), so that suspects are the same results
         # there.
-        self._overwritten = sorted(partition.written.union(entry.returned, graph.donated))
-        self.visible = sorted(_sharing_memory(args, partition.written) - self.given_away)
+        self._overwritten = sorted(host.written.union(entry.recording.returned, graph.donated))
+        self.visible = sorted(_sharing_memory(args, host.written) - self.given_away)
         self._graph = graph
-        self._device = partition.info.device
+        self._device = host.info.device
         self._in_bits = graph.output_bytes <= LARGE_BYTES
         self._seen: Sequence[Any] = ()
         self._offsets: list[tuple[Any, int]] = []  # generators, and where the call should leave them
@@ -85,8 +84,8 @@ class Look:
             return torch.cuda.default_generators[self._device]
         return args[source]  # type: ignore[no-any-return]
 
-    def replay(self, args: list[Any]) -> None:
-        """Leaves the arguments and generators alone."""
+    def make(self, args: list[Any]) -> None:
+        """Makes the replay. Leaves the arguments and generators alone."""
         clones = clone_shared_storages(args, self._overwritten)
         default = None
         copies = []
@@ -101,7 +100,7 @@ class Look:
         if not self._graph.matches(clones):
             raise NotPossible("clones of its inputs do not fit the graph")
         start = time.perf_counter()
-        outputs = self._graph.replay(clones, True, ONES, default)
+        outputs = self._graph.replay(clones, True, POISON_ONES, default)
         torch.cuda.current_stream().synchronize()
         self.seconds = time.perf_counter() - start
         self._offsets = [(original, copy.get_offset()) for original, copy in copies]

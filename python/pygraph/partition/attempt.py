@@ -1,0 +1,111 @@
+"""The steps of an attempt to get a graph: recording and linking; verification, which makes the call.
+
+Each step turns its failures into reasons. What an error held is free when the call is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime, uncapturable
+from pygraph.gpu import allocator
+from pygraph.partition.call import Call
+from pygraph.partition.signature import Pending
+from pygraph.record import recorder, stream_capture
+from pygraph.verify import verify
+from pygraph.verify.rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+
+@dataclasses.dataclass
+class Attempt:
+    """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
+
+    failure: why it failed, for good. raised: whether the capture raised, as it may where the thread has
+    not run the function before. is_transient: whether that is due to this call alone.
+    operator: the one whose capture was refused, if that is known.
+    written: positions of inputs that the function may write, as the recording shows.
+    returned: positions of inputs that are results, or that results are views of.
+    pending: what the next attempt is to check thoroughly.
+    """
+
+    outputs: Sequence[Any]
+    graph: _engine.CapturedGraph | None = None
+    failure: str = ""
+    operator: str = ""
+    written: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+    pending: Pending | None = None
+    executable_bytes: int = 0
+    raised: bool = False
+    is_transient: bool = False
+
+
+def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attempt:
+    """The recording; or a failed attempt, whose call is still to be made.
+
+    written: gets the positions of inputs that the function may write, also if linking fails.
+    """
+    can_donate = call.info.is_backward and call.may_donate
+    try:
+        recording = recorder.record(
+            recorder.Request(
+                function=call.function,
+                args=call.args,
+                device=call.info.device,
+                draws=call.effects.draws,
+                sharing=None if call.info.is_backward else call.info.saved,
+                given_away=runtime.engine().given_away(call.args) if can_donate else [],
+                capacity=call.options.record_capacity_gib << 30,
+                # Branches are timed while verifying.
+                lanes=call.options.lanes if call.options.verify else 1,
+                written=written,
+            )
+        )
+        recording.graph.name = f"pygraph {call.info.name}"
+        return recording
+    except Exception as error:
+        failed = Attempt((), failure=recorder.describe_failure(error))
+        failed.raised = not isinstance(error, runtime.engine().NotRelocatable)
+        failed.is_transient = isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw))
+        if not isinstance(error, torch.OutOfMemoryError):
+            failed.operator = uncapturable.operator_in(error)
+    # The error, which held what the recording had, is gone.
+    stream_capture.check_abandoned()
+    allocator.give_back_all()
+    return failed
+
+
+def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozenset[int]) -> Attempt:
+    """Compares a replay with the uncaptured run, which makes the call.
+
+    mutated: positions of inputs that the function may write.
+    """
+    rehearsal = Rehearsal(call.uncaptured, call.args, recording, mutated)
+    result = verify.verify(rehearsal, call.pending.suspects if call.pending else ())
+    taken = result.executable_bytes + (call.pending.executable_bytes if call.pending else 0)
+    if result.suspects:
+        return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
+    verified = None if result.failure else recording.graph
+    failure = result.failure
+    if result.is_wrong and recording.graph.doubtful_use:
+        failure += f"; {recording.graph.doubtful_use}"
+    return Attempt(result.outputs, verified, failure, executable_bytes=taken)
+
+
+def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
+    """Makes the call by the graph, as the user has switched verification off."""
+    if recording.graph.unexplained_words > 0:
+        reason = "some parameters look like unknown addresses, and verify is off"
+        return Attempt(call.uncaptured(call.args), failure=reason)
+    try:
+        return Attempt(recording.graph.replay(call.args, True), recording.graph)
+    except RuntimeError as error:  # nothing was launched
+        failure = recorder.describe_failure(error)
+    return Attempt(call.uncaptured(call.args), failure=failure)

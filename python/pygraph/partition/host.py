@@ -1,0 +1,44 @@
+"""What the modules that work on a partition's signatures need of the partition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pygraph.partition.signature import Entry, PartitionInfo
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+
+class Host(Protocol):
+    """A partition, as pipeline.py, selector.py, audit.py and device_patching.py see it.
+
+    callable: what the engine calls in the place of the function; it keeps the graphs in use.
+    entries: by signature. A reset replaces the dictionary.
+    """
+
+    info: PartitionInfo
+    callable: _engine.GraphedCallable
+    entries: dict[bytes, Entry]
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Positions of inputs that the function may write, in any signature that was recorded."""
+
+    @property
+    def has_run_here(self) -> bool:
+        """Whether this thread has run the function before."""
+
+    def uncaptured(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the function itself. Consumes ``args``."""
+
+    def moving(self, args: Sequence[Any]) -> list[int]:
+        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
+
+    def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
+        """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
+
+    def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
+        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""

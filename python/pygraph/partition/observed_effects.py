@@ -1,0 +1,90 @@
+"""What a partition function does besides returning results, as its calls and recordings show it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.partition.call import Function, SideEffects
+from pygraph.partition.signature import PartitionInfo
+from pygraph.record import recorder
+from pygraph.record.side_effects import Watch
+
+# Of so many signatures the first call is watched for side effects. The same code with other sizes has
+# the same ones, and watching costs time.
+_WATCHED = 2
+
+
+class ObservedEffects:
+    """Of one function, in any of its signatures. Thread-safe."""
+
+    def __init__(self, info: PartitionInfo) -> None:
+        self._info = info
+        self._lock = threading.Lock()
+        self._watched = 0
+        self._takes_generators = False  # as arguments, in its first calls
+        self.known = SideEffects()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a signature's first call is still to be watched."""
+        return self._watched < _WATCHED
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether the function may draw random numbers, from any generator."""
+        return self.known.draws or self._takes_generators or self.is_watching
+
+    def watched_call(self, args: list[Any], run: Function) -> tuple[Sequence[Any], str]:
+        """Makes a signature's first call. Its outputs, and why it could not be watched, or empty."""
+        with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
+            allocator.give_back(after=allocator.bytes_on_gpu(args))
+        hinted = self._info.mutated if self.hints_fit(args) else frozenset()
+        self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
+        watch, failure = None, ""
+        try:
+            watch = Watch(args, self._info.device)
+        except Exception as error:
+            failure = recorder.describe_failure(error)
+        outputs = run(args)
+        if watch is None:
+            return outputs, failure
+        try:
+            mutated, draws = watch.mutated(), watch.draws()
+        except Exception as error:
+            return outputs, recorder.describe_failure(error)
+        with self._lock:
+            self.known = SideEffects(self.known.mutated | hinted | mutated, self.known.draws or draws)
+            self._watched += 1
+        return outputs, ""
+
+    def note_written(self, positions: frozenset[int]) -> None:
+        """A recording shows that the function may write these inputs."""
+        with self._lock:
+            self.known = SideEffects(self.known.mutated | positions, self.known.draws)
+
+    def moving(self, args: Sequence[Any]) -> list[int]:
+        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
+        static = self._static(args)
+        positions = (i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
+        return [i for i in positions if i in self.known.mutated or i not in static]
+
+    def bytes_not_copied(self, args: Sequence[Any]) -> int:
+        """What Inductor's graphs would copy per call."""
+        static = self._static(args)
+        return allocator.bytes_on_gpu([arg for i, arg in enumerate(args) if i not in static])
+
+    def hints_fit(self, args: Sequence[Any]) -> bool:
+        """Whether the compiler's hints speak of these arguments.
+
+        PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint."""
+        numbers = 0 if self._info.counts_numbers else sum(isinstance(arg, int) for arg in args)
+        return len(args) - numbers == self._info.argument_count
+
+    def _static(self, args: Sequence[Any]) -> frozenset[int]:
+        return self._info.static if self.hints_fit(args) else frozenset()

@@ -1,0 +1,191 @@
+"""What happens to a signature in the call in which it gets its graph, step by step.
+
+The call is made in any case: by the verification, by the graph, or uncaptured. Whatever goes wrong
+leaves the signature uncaptured, in most cases for good, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.options import Options
+from pygraph.partition import audit
+from pygraph.partition.attempt import Attempt, record_and_link, replay_unverified, verify_and_call
+from pygraph.partition.call import Call, Function
+from pygraph.partition.host import Host
+from pygraph.partition.observed_effects import ObservedEffects
+from pygraph.partition.recording_policy import RecordingPolicy
+from pygraph.partition.selector import Selector
+from pygraph.partition.signature import Entry, State
+from pygraph.record import stream_capture
+from pygraph.uncapturable import Compilation
+
+
+def attempt(call: Call) -> Attempt:
+    """Records, links, verifies. Always makes the call. Raises only what ``call.uncaptured`` raises."""
+    written = set(call.effects.mutated)
+    # Nothing executes: the function is recorded twice, for addresses only, and src/link.cc finds the
+    # relocations. A pending recording is taken again: its results are right but for the suspects.
+    recording = call.pending.recording if call.pending else record_and_link(call, written)
+    if isinstance(recording, Attempt):
+        result = recording
+        result.outputs = call.uncaptured(call.args)
+    else:
+        # From here no relocation is added and the layout of memory is frozen.
+        if call.options.verify:
+            result = verify_and_call(recording, call, frozenset(written))
+        else:
+            result = replay_unverified(recording, call)
+        result.returned = recording.returned
+    # From here the call is made, and its arguments are gone.
+    result.written = frozenset(written)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Takes the signatures of one partition from their second call to the selection."""
+
+    host: Host
+    function: Function
+    options: Options
+    effects: ObservedEffects
+    policy: RecordingPolicy
+    selector: Selector
+    compilation: Compilation | None
+
+    def wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
+        """Leaves calls that are not worth a recording yet to the engine. False if they are."""
+        # The compiler puts integers last.
+        has_numbers = any(isinstance(arg, int) for arg in reversed(args))
+        seconds = self.policy.seconds_to_wait(has_numbers)
+        if seconds <= entry.recording.wait_seconds:
+            return False
+        runtime.engine().wait(self.host.callable, key, seconds - entry.recording.wait_seconds)
+        entry.recording.wait_seconds = seconds
+        return True
+
+    def is_waiting(self, key: bytes, entry: Entry) -> bool:
+        """Whether the signature was called more than once and is still to be recorded, or on trial."""
+        if entry.state is State.MEASURING:
+            return True
+        left = runtime.engine().waiting_seconds(self.host.callable, key)
+        return entry.state is State.UNCAPTURED and left < entry.recording.wait_seconds
+
+    def call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call of a signature that has no graph yet."""
+        if entry.recording.pending is None and self.wait(key, entry, args):
+            return self.host.uncaptured(args)
+        return self.record_call(key, entry, args)
+
+    def record_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """A call that is worth a recording, unless it is known already that a graph is not wanted."""
+        has_run_here = self.host.has_run_here
+        if entry.recording.retries.is_to_skip(has_run_here):
+            return self.host.uncaptured(args)
+        if not runtime.record_lock.acquire(blocking=False):
+            return self.host.uncaptured(args)  # another thread records; next time
+        try:
+            if self.host.entries.get(key) is not entry or entry.state is not State.UNCAPTURED:
+                return self.host.uncaptured(args)  # another thread was first
+            self.selector.load_decision(key, entry)
+            if entry.state is State.UNCAPTURED:
+                return self._capture(key, entry, args, has_run_here)
+        finally:
+            runtime.record_lock.release()
+        return self.selector.recheck(key, entry, args)
+
+    def _capture(self, key: bytes, entry: Entry, args: list[Any], has_run_here: bool) -> Sequence[Any]:
+        at_stake = self._make_room(entry, args)
+        start = time.perf_counter()
+        try:
+            with torch.cuda.device(self.host.info.device):
+                if not has_run_here and entry.recording.retries.in_new_threads > 0:
+                    stream_capture.make_handles()
+                result = attempt(self._call(entry, args))
+        finally:
+            seconds = time.perf_counter() - start
+            self.policy.note_recording(seconds)
+        args.clear()
+        # From here the results are the caller's; nothing below may raise.
+        self.effects.note_written(result.written)
+        self._give_memory_back(at_stake)
+        if self.host.entries.get(key) is not entry:  # reset meanwhile
+            return result.outputs
+        if result.is_transient or (result.raised and not has_run_here):
+            self._retry_later(entry, result)
+            return result.outputs
+        with runtime.harmless("keeping a graph"):
+            self.conclude(entry, result, seconds)
+        return result.outputs
+
+    def _call(self, entry: Entry, args: list[Any]) -> Call:
+        return Call(
+            function=self.function,
+            uncaptured=self.host.uncaptured,
+            args=args,
+            info=self.host.info,
+            options=self.options,
+            effects=self.effects.known,
+            may_donate=entry.donation.is_allowed,
+            pending=entry.recording.pending,
+        )
+
+    def _make_room(self, entry: Entry, args: list[Any]) -> int:
+        """Bytes that the call works with. Frees what is cached if that is much."""
+        at_stake = 0
+        with runtime.harmless("giving memory back"):
+            entry.recording.bytes_not_copied = self.effects.bytes_not_copied(args)
+            at_stake = allocator.bytes_on_gpu(args)
+            allocator.give_back(after=at_stake)
+        return at_stake
+
+    def _give_memory_back(self, at_stake: int) -> None:
+        """What verification has left. A graph that is used already does not ask at its next call, so
+        part of it goes at once; but not where an inference's result is alive (docs/design.md)."""
+        with runtime.harmless("giving memory back"):
+            allocator.give_back_at_next_call(after=at_stake)
+            if self.host.info.kind != "inference":
+                allocator.give_back(after=at_stake)
+
+    def _retry_later(self, entry: Entry, result: Attempt) -> None:
+        """The capture failed for a reason that may lie in the call: a library without a handle for the
+        thread, or a pool that the call's memory comes from. A later one tries again."""
+        entry.recording.retries.note(result.is_transient)
+        text = "%s: not recorded in this call: %s"
+        runtime.note(logging.INFO, text, self.host.info.name, result.failure)
+
+    def conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
+        """Refuses the signature, or begins the trial of its graph. seconds: that the attempt took."""
+        entry.recording.pending = result.pending
+        if result.failure:
+            self.host.refuse(entry, result.failure + self._learn(result))
+        graph = result.graph
+        if graph is None:
+            return
+        # From here the graph is trusted.
+        entry.use(graph)
+        entry.recording.executable_bytes = result.executable_bytes
+        entry.recording.returned = result.returned
+        entry.recording.capture_seconds = seconds
+        audit.start(entry, self.options.audit)
+        text = "%s: captured %d nodes, %d relocations, in %.0f ms"
+        name, milliseconds = self.host.info.name, seconds * 1e3
+        runtime.note(logging.INFO, text, name, graph.nodes, graph.relocations, milliseconds)
+        # Which is faster? The program's own calls decide.
+        self.selector.begin_trial_or_install(entry)
+
+    def _learn(self, result: Attempt) -> str:
+        """What follows from the failure, in words; nothing in most cases."""
+        with runtime.harmless("learning what cannot be captured"):
+            if self.compilation is not None and self.compilation.learn(result.operator, result.failure):
+                return f"; compiled anew, without {result.operator} in graphs"
+        return ""

@@ -1,0 +1,92 @@
+"""Makes a call by one variant, uncaptured or replayed, and takes a sample of its time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu import allocator
+from pygraph.partition.host import Host
+from pygraph.partition.signature import Entry
+from pygraph.record import recorder
+from pygraph.select.trial import PATCHED_ON_DEVICE, UNCAPTURED, Sample, Trial, timed
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+
+def make_room(host: Host, graph: _engine.CapturedGraph, trial: Trial) -> None:
+    """Frees cached memory where the trial's next call would find too little."""
+    with torch.cuda.device(host.info.device):
+        wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
+        is_short = not allocator.make_room(wanted)
+    if is_short and trial.variant == UNCAPTURED:
+        graph.release_workspace()
+
+
+def timed_call(
+    host: Host, entry: Entry, variant: str, args: list[Any], sleep: float
+) -> tuple[Sequence[Any], Sample | None]:
+    """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured, or if
+    nothing could be measured. sleep: seconds that the GPU is kept busy before."""
+    with torch.cuda.device(host.info.device):
+        if variant == UNCAPTURED:
+            return _measured(lambda: host.uncaptured(args), sleep)
+        found = _timed_replay(host, entry, variant, args, sleep)
+        return found or (host.uncaptured(args), None)
+
+
+def _timed_replay(
+    host: Host, entry: Entry, variant: str, args: list[Any], sleep: float
+) -> tuple[Sequence[Any], Sample | None] | None:
+    """None if nothing was launched. What the error held is free then, and so is a graph given up."""
+    graph = entry.graph
+    assert graph is not None
+    try:
+        graph.patch_on_device(variant == PATCHED_ON_DEVICE)
+        found = _measured(lambda: graph.replay(args, True), sleep)
+        args.clear()
+        return found
+    except torch.OutOfMemoryError:
+        pass
+    except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway):
+        return None  # this call only
+    except Exception as error:
+        runtime.engine().remove_graph(host.callable, graph)
+        host.refuse(entry, recorder.describe_failure(error))
+        return None
+    _note_no_room(host, entry, graph)
+    return None
+
+
+def _note_no_room(host: Host, entry: Entry, graph: _engine.CapturedGraph) -> None:
+    """A replay found no memory: what the graph itself keeps is for the uncaptured run. A trial ends
+    where it is not the first time."""
+    graph.release_workspace()
+    trial = entry.selection.trial
+    if trial is not None and trial.note_no_room():
+        host.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
+
+
+def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[Any], Sample | None]:
+    """As ``timed``; but where it is the measuring that fails, the call is made all the same."""
+    results: list[Sequence[Any]] = []
+    has_begun = False
+
+    def call() -> Sequence[Any]:
+        nonlocal has_begun
+        has_begun = True
+        results.append(run())
+        return results[0]
+
+    try:
+        return timed(call, sleep)
+    except Exception as error:
+        if has_begun and not results:
+            raise
+        runtime.note(logging.WARNING, "a call could not be timed: %s", error)
+    return (results[0] if results else run()), None

@@ -1,0 +1,183 @@
+"""One stream capture of a function on stand-ins for its arguments, and what is left if it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.gpu.load import side_stream
+from pygraph.record import memory_pools, owned_memory
+from pygraph.record.kernel_access import accesses_of
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+log = logging.getLogger("pygraph")
+
+
+class PoolInUse(RuntimeError):
+    """The capture's memory came from elsewhere, as it may where the thread allocates from a pool of the
+    program's (torch.cuda.use_mem_pool). A later call may be recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamCapture:
+    """One of the two recordings of a function.
+
+    index: which of the pair's. sources: of the random numbers that the function draws, as the engine
+    counts them (bindings/captured_graph.h); generators: the same, as objects.
+    """
+
+    function: Callable[[list[Any]], Sequence[Any]]
+    pair: _engine.RecordingPair
+    index: int
+    device: int
+    sources: list[int]
+    generators: list[torch.Generator]
+
+    def make(self) -> int:
+        """Makes the recording; returns the number of outputs. Raises what the capture raises."""
+        pool = memory_pools.make()
+        try:
+            count = self._capture_into(pool)
+            holder = _keep_held(self.pair, self.index, pool)
+        except Exception:
+            _abandoned.append((self.pair, self.index, pool))
+            raise
+        except BaseException:
+            _interrupted.append((self.pair, self.index, pool))
+            raise
+        if holder:
+            raise runtime.engine().NotRelocatable(
+                f"{holder} keeps memory that it allocates in a recording"
+            )
+        return count
+
+    def _capture_into(self, pool: torch.cuda.MemPool) -> int:
+        """Nothing refers to the pool's memory afterwards but what somebody keeps, or an exception."""
+        stand_ins = self.pair.stand_ins(self.index)
+        stream = side_stream(self.device)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        returned: Sequence[Any] | None = None
+        sentinels: list[torch.Tensor] | None = None
+        with torch.cuda.stream(stream), _quiet_libraries():
+            try:
+                for generator in self.generators:
+                    graph.register_generator_state(generator)
+                self.pair.begin(self.index, stream.cuda_stream)
+                graph.capture_begin(
+                    pool=pool.id,  # type: ignore[arg-type]
+                    capture_error_mode="thread_local",
+                )
+                if not self.pair.is_recorded(torch.empty(1, device=f"cuda:{self.device}")):
+                    raise PoolInUse(
+                        "the call's memory comes from a torch.cuda.MemPool of the program's"
+                    )
+                returned = self.function(stand_ins)
+                # One random kernel more per generator: it tells the engine what the graph has drawn.
+                sentinels = [
+                    torch.empty(1, device=f"cuda:{self.device}").uniform_(generator=generator)
+                    for generator in self.generators
+                ]
+                self.pair.end()
+                graph.capture_end()
+            except BaseException:
+                self.pair.end()
+                self._abandon(graph, pool)
+                raise
+        try:
+            accesses = accesses_of(self.function)
+            self.pair.finish(self.index, graph.raw_cuda_graph(), returned, self.sources, accesses)
+            return len(returned)
+        finally:
+            del returned, sentinels
+            graph.reset()
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
+        """Brings stream, allocator and generators back after a capture that failed."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "the CUDA graph is empty"
+                graph.capture_end()
+        except Exception:
+            # PyTorch 2.11 leaves the allocator routed to the pool and generators in capture mode.
+            with contextlib.suppress(RuntimeError):  # the capture had not got so far
+                torch._C._cuda_endAllocateToPool(self.device, pool.id)
+            if pool.use_count() > 1:
+                torch._C._cuda_releasePool(self.device, pool.id)
+            with warnings.catch_warnings(), runtime.harmless("bringing generators back"):
+                warnings.simplefilter("ignore")
+                empty = torch.cuda.CUDAGraph()
+                for generator in self.generators:
+                    empty.register_generator_state(generator)
+                empty.capture_begin(capture_error_mode="thread_local")
+                empty.capture_end()
+                empty.reset()
+        else:
+            graph.reset()
+
+
+def _keep_held(pair: _engine.RecordingPair, index: int, pool: torch.cuda.MemPool) -> str:
+    """Ends the use of a recording's pool. What somebody still holds of its memory becomes valid for
+    good; says who allocated that."""
+    pieces = owned_memory.still_held(pool)
+    if pieces:
+        return pair.keep(index, pieces)
+    memory_pools.release(pool)
+    memory_pools.free()
+    return ""
+
+
+# The pair, which recording of it, its pool.
+_Left = tuple["_engine.RecordingPair", int, torch.cuda.MemPool]
+_abandoned: list[_Left] = []  # of recordings that raised
+_interrupted: list[_Left] = []  # of those that a KeyboardInterrupt or the like has ended
+
+
+def check_abandoned() -> None:
+    """To be called when the error of a recording is gone, which held what the recording had."""
+    while _abandoned:
+        try:
+            _keep_held(*_abandoned.pop())
+        except Exception:
+            log.warning("what a recording has left could not be looked at", exc_info=True)
+
+
+def check_interrupted() -> None:
+    """Before a recording. An interpreter that shows an interrupt holds its traceback, and all that was
+    local there, until it shows another error: that is not to become valid for good."""
+    for left in _interrupted.copy():
+        pair, index, pool = left
+        with runtime.harmless("looking at an interrupted recording"):
+            if not owned_memory.still_held(pool):
+                _interrupted.remove(left)
+                _keep_held(pair, index, pool)
+
+
+def make_handles() -> None:
+    """Makes what cuBLAS keeps for each thread from its first use on, and cannot make in a capture. Not
+    for programs that do without: it takes 70 MiB."""
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """No cache emptied, no finalizer run while capturing."""
+    empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
+    collects = gc.isenabled()
+    torch._C._cudnn_set_conv_benchmark_empty_cache(False)
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch._C._cudnn_set_conv_benchmark_empty_cache(empties_cache)
+        if collects:
+            gc.enable()

@@ -1,0 +1,129 @@
+"""The one fake of the engine's CapturedGraph (_engine.pyi); test_engine_stub.py compares the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+    Base = _engine.CapturedGraph
+else:
+    Base = object
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+def add_one(args: list[Any]) -> list[Any]:
+    return [args[0] + 1]
+
+
+class FakeGraph(Base):
+    """A captured graph that runs a function on the CPU, and counts what it is asked for.
+
+    Every member of the engine's is here and can be set. What tests set and read besides:
+
+    function: what a replay runs. error: what a replay raises instead.
+    poisons, gave_away: of each replay. generator: of the last one.
+    on_device: for each call of ``patch_on_device``.
+    released, settled, dropped: how often ``release_workspace``, ``settle_workspace`` and
+        ``drop_other_patching`` were called.
+    """
+
+    name = ""
+    failure = ""
+    replays = 0
+    nodes_touched = 0
+    nodes = 3
+    inputs = 1
+    outputs = 1
+    relocations = 4
+    symbols = 2
+    noise_words = 0
+    unexplained_words = 0
+    doubtful_use = ""
+    output_bytes = 0
+    workspace_bytes = 0
+    block_bytes = 0
+    foreign_memory: list[tuple[int, str]] = []  # noqa: RUF012
+    declared = 0
+    lanes = 1
+    donated_replays = 0
+    calls_elsewhere = 0
+    donated: list[int] = []  # noqa: RUF012
+    random_arguments: list[int] = []  # noqa: RUF012
+    audit_at: int | None = None
+    nodes_on_device = 0
+    device_patch_bytes = 7
+    is_patched_on_device = False
+
+    def __init__(self, function: Function = add_one, **members: Any) -> None:
+        self.function = function
+        self.error: Exception | None = None
+        self.poisons: list[int] = []
+        self.gave_away: list[bool] = []
+        self.generator: Any = None
+        self.on_device: list[bool] = []
+        self.released = self.settled = self.dropped = 0
+        for name, value in members.items():
+            assert hasattr(FakeGraph, name), name
+            setattr(self, name, value)
+
+    @property
+    def is_audit_due(self) -> bool:
+        return self.audit_at is not None and self.replays >= self.audit_at
+
+    def matches(self, arguments: list[Any]) -> bool:
+        return True
+
+    def replay(
+        self,
+        arguments: list[Any],
+        gives_away: bool,
+        poison: int = -1,
+        generator: torch.Generator | None = None,
+    ) -> Sequence[Any]:
+        if self.error is not None:
+            raise self.error
+        self.replays += 1
+        self.poisons.append(poison)
+        self.gave_away.append(gives_away)
+        self.generator = generator
+        return self.function(arguments)
+
+    def release_workspace(self) -> None:
+        self.released += 1
+
+    def settle_workspace(self) -> None:
+        self.settled += 1
+
+    def patch_on_device(self, on_device: bool) -> None:
+        self.on_device.append(on_device)
+        self.is_patched_on_device = on_device
+
+    def drop_other_patching(self) -> None:
+        self.dropped += 1
+
+    def link_map(self) -> str:
+        return ""
+
+    def to_dot(self) -> str:
+        return "digraph {}"
+
+
+class StandIns:
+    """The memory that a recording was made with, which replays leave alone, or not."""
+
+    def __init__(self, is_untouched: bool = True) -> None:
+        self.is_untouched = is_untouched
+        self.error: Exception | None = None  # that poisoning it raises
+
+    def poison(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def untouched(self) -> bool:
+        return self.is_untouched

@@ -1,0 +1,102 @@
+"""The engine's stub has what the extension has; the module's type and the tests' fake have that."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import pygraph
+from pygraph import runtime
+
+from .fake_engine import FakeGraph
+
+_ROOT = Path(pygraph.__file__).parent
+_CALLED = "__call__"  # the only special method that the stub speaks of besides constructors
+
+# By name: "method", "read only" or "attribute".
+Members = dict[str, str]
+
+
+def _tree(file: str) -> ast.Module:
+    return ast.parse((_ROOT / file).read_text("utf-8"))
+
+
+def members_in_stub(class_: ast.ClassDef) -> Members:
+    found: Members = {}
+    for node in class_.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = "attribute"
+        elif isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            found[node.name] = "read only" if node.decorator_list else "method"
+    return found
+
+
+def classes_in_stub() -> dict[str, Members]:
+    """All classes but exceptions, which have no members of their own."""
+    nodes = [node for node in _tree("_engine.pyi").body if isinstance(node, ast.ClassDef)]
+    return {node.name: members_in_stub(node) for node in nodes if not node.bases}
+
+
+def _names_in_stub() -> set[str]:
+    body = _tree("_engine.pyi").body
+    return {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+
+
+def _members_in_extension(class_: type) -> Members:
+    found: Members = {}
+    for name, value in vars(class_).items():
+        if name.startswith("_") and name != _CALLED:
+            continue
+        if isinstance(value, property):
+            found[name] = "attribute" if value.fset else "read only"
+        else:
+            found[name] = "method" if callable(value) else "attribute"
+    return found
+
+
+def test_the_stub_names_all_that_the_extension_has() -> None:
+    assert _names_in_stub() == {name for name in dir(runtime.engine()) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", classes_in_stub())
+def test_a_class_has_the_members_that_the_stub_gives_it(name: str) -> None:
+    assert classes_in_stub()[name] == _members_in_extension(getattr(runtime.engine(), name))
+
+
+def test_exceptions_are_those_of_the_stub() -> None:
+    for name in _names_in_stub() - classes_in_stub().keys():
+        is_exception = isinstance(getattr(runtime.engine(), name), type)
+        assert is_exception is name[0].isupper()
+        if is_exception:
+            assert issubclass(getattr(runtime.engine(), name), RuntimeError)
+
+
+def test_the_type_of_the_module_has_every_name() -> None:
+    (class_,) = (node for node in ast.walk(_tree("engine.py")) if isinstance(node, ast.ClassDef))
+    assigned = [node.targets[0] for node in class_.body if isinstance(node, ast.Assign)]
+    assert {target.id for target in assigned if isinstance(target, ast.Name)} == _names_in_stub()
+
+
+def _class(name: str) -> ast.ClassDef:
+    (node,) = (n for n in _tree("_engine.pyi").body if isinstance(n, ast.ClassDef) and n.name == name)
+    return node
+
+
+def test_the_fake_graph_has_the_members_of_the_engines() -> None:
+    expected = classes_in_stub()["CapturedGraph"]
+    found = {name: value for name, value in vars(FakeGraph).items() if not name.startswith("_")}
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert inspect.isfunction(value) is (expected[name] == "method"), name
+
+
+def test_the_fake_graphs_methods_take_what_the_engines_take() -> None:
+    for node in _class("CapturedGraph").body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            parameters = inspect.signature(getattr(FakeGraph, node.name)).parameters.values()
+            assert [p.name for p in parameters] == [argument.arg for argument in node.args.args]
+            defaults = sum(p.default is not inspect.Parameter.empty for p in parameters)
+            assert defaults == len(node.args.defaults), node.name
