@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -33,31 +34,35 @@ const std::array<BlasWorkspaces*, 2>& workspaces() {
   return found;
 }
 
+// Of this thread, which no other uses while it runs, as far as recordings have shown them.
+std::set<void*>& own_handles() {
+  thread_local std::set<void*> handles;
+  return handles;
+}
+
 }  // namespace
 
-BlasWorkspacesAside::BlasWorkspacesAside(Range stand_ins) : stand_ins_(stand_ins) {
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    const std::lock_guard lock(workspaces()[i]->mutex);
-    std::swap(workspaces()[i]->map, kept_[i]);
+RecordedBlasWorkspaces::RecordedBlasWorkspaces(Range stand_ins) : stand_ins_(stand_ins) {
+  workspaces();
+}
+
+RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
+  for (BlasWorkspaces* all : workspaces()) {
+    std::vector<at::DataPtr> freed;  // without the lock
+    const std::lock_guard lock(all->mutex);
+    for (auto it = all->map.begin(); it != all->map.end();) {
+      if (!stand_ins_.contains(reinterpret_cast<uint64_t>(it->second.get()))) {
+        ++it;
+        continue;
+      }
+      own_handles().insert(std::get<0>(it->first));
+      freed.push_back(std::move(it->second));
+      it = all->map.erase(it);
+    }
   }
 }
 
-BlasWorkspacesAside::~BlasWorkspacesAside() {
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    BlasWorkspaces::Map made;
-    {
-      const std::lock_guard lock(workspaces()[i]->mutex);
-      made = std::exchange(workspaces()[i]->map, std::move(kept_[i]));
-      for (auto& [key, memory] : made) {
-        const bool is_stand_in = stand_ins_.contains(reinterpret_cast<uint64_t>(memory.get()));
-        // Another thread's: it stays, unless there was one before.
-        if (!is_stand_in) workspaces()[i]->map.try_emplace(key, std::move(memory));
-      }
-    }
-  }  // what is left in `made` is freed here
-}
-
-std::vector<uint64_t> BlasWorkspacesAside::stand_ins() const {
+std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
   std::vector<uint64_t> addresses;
   for (BlasWorkspaces* all : workspaces()) {
     const std::shared_lock lock(all->mutex);
@@ -74,9 +79,10 @@ void free_blas_workspaces() {
     std::vector<at::DataPtr> freed;
     const std::lock_guard lock(all->mutex);
     for (auto it = all->map.begin(); it != all->map.end();) {
-      const bool is_default_stream = std::get<1>(it->first) == nullptr;
-      if (is_default_stream) freed.push_back(std::move(it->second));
-      it = is_default_stream ? all->map.erase(it) : std::next(it);
+      const auto& [handle, stream] = it->first;
+      const bool is_own = stream == nullptr && own_handles().contains(handle);
+      if (is_own) freed.push_back(std::move(it->second));
+      it = is_own ? all->map.erase(it) : std::next(it);
     }
   }
 }

@@ -1,10 +1,12 @@
 // The workspaces that PyTorch keeps for cuBLAS: one per library handle (that is, thread) and
 // stream.
 //
-// A recording must find none, so that what its kernels use is a stand-in of the recording; and
-// nobody else may find the recording's afterwards. Freeing all of PyTorch's for that, as its own
-// graphs do (at::cuda::clearCublasWorkspaces), would pull them from under a torch.cuda.graph of the
-// user's that was captured on the stream it was warmed up on. So they are set aside meanwhile.
+// A recording is made on a stream that nobody else uses, so it finds none, and what its kernels use
+// is a stand-in of the recording; which must be gone from PyTorch's maps afterwards. Entries of
+// other threads are never touched: one may be about to launch a kernel with the workspace that it
+// has found there, and if that memory were freed and the allocator's cache emptied meanwhile, the
+// kernel would read memory that is not mapped. (at::cuda::clearCublasWorkspaces, which PyTorch's
+// own graphs call, does that.)
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -25,25 +27,25 @@ struct BlasWorkspaces {
   std::shared_mutex mutex;
 };
 
-class BlasWorkspacesAside {
+// From construction to destruction, a recording of this thread.
+class RecordedBlasWorkspaces {
  public:
   // `stand_ins`: the addresses of the recording. Throws std::runtime_error where this PyTorch keeps
   // its workspaces elsewhere.
-  explicit BlasWorkspacesAside(Range stand_ins);
-  // Puts the workspaces back and frees the recording's.
-  ~BlasWorkspacesAside();
+  explicit RecordedBlasWorkspaces(Range stand_ins);
+  // Frees the recording's workspaces.
+  ~RecordedBlasWorkspaces();
   // Addresses of the recording's workspaces so far.
   std::vector<uint64_t> stand_ins() const;
-  BlasWorkspacesAside(const BlasWorkspacesAside&) = delete;
-  BlasWorkspacesAside& operator=(const BlasWorkspacesAside&) = delete;
+  RecordedBlasWorkspaces(const RecordedBlasWorkspaces&) = delete;
+  RecordedBlasWorkspaces& operator=(const RecordedBlasWorkspaces&) = delete;
 
  private:
   Range stand_ins_;
-  std::array<BlasWorkspaces::Map, 2> kept_;  // cuBLAS's and cuBLASLt's
 };
 
-// Frees the workspaces of the default stream, which no graph can have been captured on. Who needs
-// one later gets one again.
+// Frees this thread's workspaces of the default stream, which no graph can have been captured on,
+// once the thread has made a recording that used cuBLAS. It gets others when it needs them.
 void free_blas_workspaces();
 
 }  // namespace pygraph

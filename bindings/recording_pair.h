@@ -78,7 +78,7 @@ class RecordingPair {
   std::array<std::optional<OutputPlan>, 2> outputs_;
   std::vector<RandomSource> random_;
   std::optional<AllocationScope> scope_;
-  std::optional<BlasWorkspacesAside> workspaces_;
+  std::optional<RecordedBlasWorkspaces> workspaces_;
   std::optional<OperatorLog> operator_log_;
   const FftPlans fft_plans_;  // before the first recording
   bool uses_fft_plans_ = false;

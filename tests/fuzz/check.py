@@ -8,7 +8,7 @@ import gc
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -16,7 +16,7 @@ from . import compiled_level, partition_level
 from .calls import FLIPS
 from .observe import Difference, Seen, differences
 from .program import Program
-from .series import Run, series, synchronize
+from .series import FatalError, Run, series, synchronize
 
 # How far apart results of one computation may be, of their norm, where the order of additions is left
 # to chance or compilers fuse in other ways; and how many times as far as two uncaptured runs are.
@@ -65,7 +65,8 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
             return series(program, device, _compiled(program, device, "inductor"))
         return series(program, device, partition_level.make(program, device, partition_level.direct))
 
-    wanted = expected()
+    with _named("uncaptured"):
+        wanted = expected()
     outcome.calls = len(wanted)
     outcome.raised = sum(bool(seen.error) for seen in wanted)
     if program.level == "compiled":
@@ -73,9 +74,11 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
     else:
         run = partition_level.make(program, device, wrap)
     with _early_recording(program, device), _logged() as lines:
-        seen = series(program, device, run)
+        with _named("graphed", lines):
+            seen = series(program, device, run)
+            synchronize(device)
         graphs = _graphs()
-        _count(outcome, device)
+        _count(outcome)
     found = differences(wanted, seen, _may_share(program))
     if found:
         runs = [differences(wanted, expected(), _may_share(program)) for _ in range(_RUNS)]
@@ -126,6 +129,15 @@ def _compare_with_own_code(
         if blame
         else "uncaptured, the same compiled code gives what its graphs give"
     )
+
+
+@contextlib.contextmanager
+def _named(series: str, lines: Sequence[str] = ()) -> Iterator[None]:
+    """An error that ends the process tells the series that it came from, and what was logged."""
+    try:
+        yield
+    except FatalError as error:
+        raise FatalError("\n".join([f"{series}: {error}", *lines[-60:]])) from error
 
 
 @contextlib.contextmanager
@@ -191,10 +203,9 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
         ) = old
 
 
-def _count(outcome: Outcome, device: str) -> None:
+def _count(outcome: Outcome) -> None:
     import pygraph
 
-    synchronize(device)
     rows = pygraph.stats()
     outcome.replays = sum(row.replays for row in rows)
     outcome.states = dict(Counter(row.state for row in rows))

@@ -20,8 +20,8 @@ _LAYOUTS = ["plain"] * 6 + ["transposed", "strided", "offset", "expanded", "misa
 _SHAPES: list[list[Any]] = [[0, 1], [1, 2], [1], [0, 1, 2], [0], [2], [1, 1], [0, 1], []]
 
 
-def generate(seed: int, level: str = "") -> Program:
-    """level: "partition", "compiled", or "" for what the seed says."""
+def generate(seed: int, level: str = "", mode: str = "") -> Program:
+    """level: "partition", "compiled"; mode: where calls come from. "": what the seed says."""
     rng = random.Random(seed)
     level = level or ("compiled" if seed % COMPILED_EVERY == 0 else "partition")
     is_small = level == "compiled"
@@ -31,7 +31,7 @@ def generate(seed: int, level: str = "") -> Program:
     statements = _statements(scope, rng.randint(1, 6) if is_small else rng.randint(1, 18))
     program = Program(seed, level, "inference", inputs, statements, [], [], sizes)
     _choose_returns(program, scope)
-    program.settings = _settings(program, rng)
+    program.settings = _settings(program, rng, mode)
     if level == "partition":
         program.kind = rng.choice(["inference", "inference", "forward", "backward"])
         many = len(statements) > 3 and rng.random() < 0.3
@@ -87,7 +87,7 @@ def _choose_returns(program: Program, scope: Scope) -> None:
         program.returns.append(program.returns[0])
 
 
-def _settings(program: Program, rng: random.Random) -> dict[str, Any]:
+def _settings(program: Program, rng: random.Random, mode: str) -> dict[str, Any]:
     """hints: what the partition is told of written inputs. shipped: measured as users' programs are.
     mode: where calls come from. lanes: kernels at a time. training: how a compiled program's gradients
     are computed. away: whether callers keep nothing of their arguments."""
@@ -106,6 +106,7 @@ def _settings(program: Program, rng: random.Random) -> dict[str, Any]:
         settings["training"] = rng.choice(ways)
         if settings["grad"] == "training" and not has_gradients(program):
             settings["grad"] = "no_grad"
+    settings["mode"] = mode or settings["mode"]
     if settings["mode"] == "concurrent" and (program.draws or program.uses_generator):
         settings["mode"] = "thread"  # which thread draws first is left to chance
     return settings

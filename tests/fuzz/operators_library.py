@@ -31,7 +31,8 @@ _NORMS = (
     "F.layer_norm({0}, {0}.shape[-1:])|torch.softmax({0}, -1)|torch.log_softmax({0}, 0)"
     f"|F.group_norm({_PLANES}, 2)|F.instance_norm({_PLANES})|F.rms_norm({{0}}, {{0}}.shape[-1:])"
     "|F.normalize({0}, dim=-1)|F.mse_loss({0}, {1})|F.huber_loss({0}, {1})|F.glu({0}, -1)"
-    "|F.cross_entropy({0}, {0}.argmax(-1))|F.cosine_similarity({0}, {1}, -1)|torch.cdist({0}, {0})"
+    "|F.cross_entropy({0}.reshape(-1, {0}.shape[-1]), {0}.argmax(-1).flatten())"
+    "|F.cosine_similarity({0}, {1}, -1)|torch.cdist({0}, {0})"
 ).split("|")
 _PRODUCTS = [
     "{0} @ {1}.transpose(-1, -2) / 8",

@@ -33,9 +33,10 @@ _UNLIKELY = 100  # so many failures end the run: more tell nothing new
 class Campaign:
     """Seeds to go, and what came of those that are done. Shared by one thread per worker."""
 
-    def __init__(self, first: int, count: int, seconds: float, level: str) -> None:
+    def __init__(self, first: int, count: int, seconds: float, level: str, mode: str = "") -> None:
         self._next, self._end = first, first + count
         self._level = level
+        self._mode = mode
         self._start = time.monotonic()
         self._deadline = self._start + seconds
         self._lock = threading.Lock()
@@ -49,6 +50,12 @@ class Campaign:
 
     def level_of(self, seed: int) -> str:
         return self._level or ("compiled" if seed % COMPILED_EVERY == 0 else "partition")
+
+    def request(self, seed: int) -> dict[str, Any]:
+        return {"seed": seed, "level": self.level_of(seed), "mode": self._mode}
+
+    def program(self, seed: int) -> Program:
+        return generate(seed, self.level_of(seed), self._mode)
 
     def take(self) -> int | None:
         """The next seed; None where the run is to end."""
@@ -113,16 +120,16 @@ def _work(campaign: Campaign, worker: Worker) -> None:
         level = campaign.level_of(seed)
         seconds = _PROGRAM_SECONDS[level] * (4 if is_first else 1)  # kernels are loaded, caches filled
         is_first = False
-        reply = worker.ask({"seed": seed, "level": level}, seconds)
+        reply = worker.ask(campaign.request(seed), seconds)
         if reply["verdict"] in ("crashed", "hung"):
-            again = worker.ask({"seed": seed, "level": level}, seconds)
+            again = worker.ask(campaign.request(seed), seconds)
             alone = (
                 "alone, too" if again["verdict"] == reply["verdict"] else f"alone: {again['verdict']}"
             )
             reply["detail"] = [*reply["detail"], alone]
             is_first = True
         elif reply.get("leaked"):  # or kept by a library from its first use on
-            again = worker.ask({"seed": seed, "level": level}, seconds)
+            again = worker.ask(campaign.request(seed), seconds)
             reply["leaked"] = again.get("leaked", 0)
         campaign.note(seed, reply)
 
@@ -140,7 +147,7 @@ def _reduce_all(
                 if not left:
                     return
                 failure = left.pop(0)
-            program = generate(failure["seed"], campaign.level_of(failure["seed"]))
+            program = campaign.program(failure["seed"])
             remaining = min(seconds / 2, end - time.monotonic())
             if failure["verdict"] != "harness" and remaining > 0:
                 before = size_of(program)
@@ -192,7 +199,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     gpus = _gpus() if args.device == "cuda" else 1
     count = args.workers or (os.cpu_count() or 1)
     workers = [Worker(i, args.device, folder, args.fault, gpus) for i in range(count)]
-    campaign = Campaign(args.seed, args.count, args.seconds, args.level)
+    campaign = Campaign(args.seed, args.count, args.seconds, args.level, args.mode)
     try:
         _in_threads(lambda worker: _work(campaign, worker), workers)
         report = campaign.report()
@@ -223,6 +230,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--reduce-seconds", type=float, default=60)
     parser.add_argument("--level", choices=["", "partition", "compiled"], default="")
+    parser.add_argument("--mode", choices=["", "plain", "streams", "thread", "concurrent"], default="")
     parser.add_argument("--workers", type=int, default=0, help="0: one per core")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--folder", default="build/fuzz")

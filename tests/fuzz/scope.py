@@ -84,7 +84,8 @@ class Scope:
         return bool(first._cdata == second._cdata)
 
     def writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        return self.pick(lambda t: fits(t) and t.numel() > 0 and 0 not in t.stride())
+        """Without elements that lie in one place: who writes it last is left to chance."""
+        return self.pick(lambda t: fits(t) and t.numel() > 0 and _are_apart(t))
 
     def result(self, template: str, *args: str, count: int = 1, **kwargs: Any) -> Statement:
         """A statement with fresh outputs."""
@@ -106,6 +107,13 @@ class Scope:
             return False
         self.names += statement.outputs
         return True
+
+
+def _are_apart(t: torch.Tensor) -> bool:
+    places = torch.zeros(1, dtype=torch.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * stride).flatten()
+    return places.unique().numel() == places.numel()
 
 
 def _is_moderate(t: torch.Tensor) -> bool:

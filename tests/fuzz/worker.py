@@ -51,7 +51,8 @@ def main() -> None:
                 outcome.leaked = check(program, device, wrap).leaked
             reply: dict[str, Any] = dataclasses.asdict(outcome)
         except FatalError as error:
-            print(json.dumps({"verdict": "crashed", "detail": [str(error)]}), file=replies, flush=True)
+            reply = {"verdict": "crashed", "detail": str(error).splitlines()}
+            print(json.dumps(reply), file=replies, flush=True)
             os._exit(LOST)
         except Exception as error:
             traceback.print_exc()
@@ -89,7 +90,7 @@ def _program(request: dict[str, Any]) -> Any:
 
     if "program" in request:
         return from_json(request["program"])
-    return generate(request["seed"], request.get("level", ""))
+    return generate(request["seed"], request.get("level", ""), request.get("mode", ""))
 
 
 if __name__ == "__main__":

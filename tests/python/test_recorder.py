@@ -119,6 +119,15 @@ class Graph:
             self._has_ended = False
 
 
+class _Sentinels:
+    """Of tensors that are drawn: slices of it are."""
+
+    def __getitem__(self, place: slice) -> _Sentinels:
+        return self
+
+    def uniform_(self, **_: object) -> None: ...
+
+
 def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException) -> World:
     world = World(fails_at, error)
     made: list[Graph] = []
@@ -145,9 +154,7 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", world.end_allocate, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", world.release_pool, raising=False)
-    monkeypatch.setattr(
-        torch, "empty", lambda *size, device: SimpleNamespace(uniform_=lambda **_: None)
-    )
+    monkeypatch.setattr(torch, "empty", lambda *size, device: _Sentinels())
     monkeypatch.setattr(memory_pools, "make", lambda: Pool(world))
     monkeypatch.setattr(memory_pools, "release", release)
     monkeypatch.setattr(memory_pools, "free", lambda: None)

@@ -67,7 +67,7 @@ class StreamCapture:
         stream = side_stream(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         returned: Sequence[Any] | None = None
-        sentinels: list[torch.Tensor] | None = None
+        sentinels: torch.Tensor | None = None
         with torch.cuda.stream(stream), _quiet_libraries():
             try:
                 for generator in self.generators:
@@ -83,10 +83,10 @@ class StreamCapture:
                     )
                 returned = self.function(stand_ins)
                 # One random kernel more per generator: it tells the engine what the graph has drawn.
-                sentinels = [
-                    torch.empty(1, device=f"cuda:{self.device}").uniform_(generator=generator)
-                    for generator in self.generators
-                ]
+                # (In one tensor: torch.use_deterministic_algorithms has each fresh one filled.)
+                sentinels = torch.empty(len(self.generators), device=f"cuda:{self.device}")
+                for i, generator in enumerate(self.generators):
+                    sentinels[i : i + 1].uniform_(generator=generator)
                 self.pair.end()
                 graph.capture_end()
             except BaseException:
