@@ -193,8 +193,10 @@ def test_a_handler_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) ->
         runtime.log.removeHandler(handler)
 
 
-def test_what_learns_from_a_failure_may_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Compilation, "learn", _fail)
+def test_noting_an_operator_found_uncapturable_may_fail(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compilation, "note_uncapturable", _fail)
     partition = Partition(world.function, INFO, audit_world.Options(), Compilation(()))
     entry = Entry()
     partition._conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)

@@ -350,7 +350,7 @@ class Partition:
     def _conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
         entry.pending = result.pending
         if result.failure:
-            self.refuse(entry, result.failure + self._learn(result))
+            self.refuse(entry, result.failure + self._note_uncapturable(result))
         if result.graph is None:
             return
         graph = entry.graph = result.graph
@@ -366,10 +366,10 @@ class Partition:
         )
         self._selector.captured(entry)
 
-    def _learn(self, result: Attempt) -> str:
+    def _note_uncapturable(self, result: Attempt) -> str:
         """What follows from the failure, in words; nothing in most cases."""
-        with runtime.harmless("learning what cannot be captured"):
-            if self._compilation is not None and self._compilation.learn(
+        with runtime.harmless("noting what cannot be captured"):
+            if self._compilation is not None and self._compilation.note_uncapturable(
                 result.operator, result.failure
             ):
                 return f"; compiled anew, without {result.operator} in graphs"
