@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch._dynamo import config
 
-from pygraph.options import EXACT
+from pygraph.torch_patches.selection import EXACT
 from tests.python.compiled_programs import Backend, ReducingBackend
 
 MODELS = int(os.environ.get("PYGRAPH_FUZZ_MODELS", "12"))

@@ -10,9 +10,9 @@ An error in a patch never reaches the program: it is logged once, and PyTorch's 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
-from typing import Any
 
 import torch
 
@@ -25,17 +25,21 @@ _lock = threading.RLock()
 _tried: set[str] = set()  # patches of the process
 
 
-def install() -> None:
-    """Applies the patches of the process that are wanted by default. Never raises.
+def install(names: frozenset[str] | None = None) -> None:
+    """Applies patches of the process. Never raises. Thread-safe, and may be called again.
 
-    To be called before ``torch.compile`` wraps a program, for its calls to be cheaper. May be called
-    again.
+    To be called before ``torch.compile`` wraps a program, for its calls to be cheaper.
+    names: of patches; those that are wanted by default, unless given.
     """
-    try:
-        names = selection.default()
-    except ValueError:  # which the first compilation raises
-        return
-    _apply_to_process(names)
+    with Attempt("what is replaced for the process").trying(), contextlib.suppress(ImportError):
+        wanted = _default() if names is None else names
+        state.note_asked_for(wanted)
+        runtime.engine()  # raises ImportError, which the backend tells the user when it is called
+        with _lock:
+            for patch in PATCHES:
+                if patch.scope == "process" and patch.name in wanted and patch.name not in _tried:
+                    _tried.add(patch.name)
+                    _apply(patch, Attempt(patch.name))
 
 
 def apply(gm: torch.fx.GraphModule, names: frozenset[str]) -> None:
@@ -45,45 +49,29 @@ def apply(gm: torch.fx.GraphModule, names: frozenset[str]) -> None:
         part of the program, only patches of the process are applied.
     names: of the patches that the program asks for.
     """
-    _apply_to_process(names)
-    attempt = Attempt("the compilation's object")
-    with attempt.trying():
+    install(names)
+    with Attempt("what is replaced for a program").trying():
         output = dynamo_program.current_with(gm)
-        if output is not None:
-            _apply_to_program(gm, output, names)
-            state.log_once()
-
-
-def _apply_to_program(gm: torch.fx.GraphModule, output: Any, names: frozenset[str]) -> None:
-    for patch in PATCHES:
-        if patch.scope == "compilation" and patch.name in names and _fits(patch):
-            attempt = Attempt(patch.name)
-            with attempt.trying():
-                _function(patch)(gm, output, attempt)
-                state.note_used(patch)
-
-
-def _apply_to_process(names: frozenset[str]) -> None:
-    state.note_asked_for(names)
-    try:
-        runtime.engine()
-    except ImportError:  # the backend says so when it is called
-        return
-    with _lock:
+        if output is None:
+            return
         for patch in PATCHES:
-            if patch.scope == "process" and patch.name in names and patch.name not in _tried:
-                _tried.add(patch.name)
+            if patch.scope == "compilation" and patch.name in names:
                 attempt = Attempt(patch.name)
-                with attempt.trying():
-                    if _fits(patch):
-                        _function(patch)()
-                        state.note_used(patch)
+                _apply(patch, attempt, gm, output, attempt)
+        state.log_once()
 
 
-def _fits(patch: Patch) -> bool:
-    return not sources.why_not(patch)
+def _apply(patch: Patch, attempt: Attempt, *args: object) -> None:
+    with attempt.trying():
+        if sources.why_not(patch):  # as status() says
+            return
+        module, name = patch.apply.split(":")
+        getattr(importlib.import_module(module), name)(*args)
+        state.note_used(patch)
 
 
-def _function(patch: Patch) -> Any:
-    module, name = patch.apply.split(":")
-    return getattr(importlib.import_module(module), name)
+def _default() -> frozenset[str]:
+    try:
+        return selection.default()
+    except ValueError:  # which the first compilation raises
+        return frozenset()

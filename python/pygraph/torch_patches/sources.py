@@ -49,7 +49,7 @@ def resolve(name: str) -> Any:
 
 
 def digest(name: str) -> str:
-    """Of the source of what a name stands for: empty for a value, "gone" where there is no such name."""
+    """Of the source of what a name stands for: empty for a value, "gone" where there is nothing."""
     digests = _digests()
     return digests[name] if name in digests else _digest(name)
 
