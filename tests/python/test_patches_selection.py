@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -96,3 +100,20 @@ def test_calls_are_pytorchs_where_nobody_asks_for_others(monkeypatch: pytest.Mon
     assert is_ours(options={"pygraph.patches": EXACT})
     assert is_ours(options={"pygraph.patches": "compiled_call"})
     assert selection.default() == frozenset()
+
+
+def test_without_patches_nothing_of_pytorch_is_replaced() -> None:
+    code = """
+import torch
+import pygraph.compile.backend
+from pygraph.torch_patches import sources
+from pygraph.torch_patches.table import PATCHES
+from tests.python.compiled_programs import ReducingBackend
+torch.compile(lambda x: x + 1, backend="pygraph")
+torch.compile(lambda x: x + 1, backend=ReducingBackend(True, "none"))(torch.ones(2))
+for patch in PATCHES:
+    for name, digest in zip(patch.names, patch.known[sources.release()], strict=True):
+        assert sources._digest(name) == digest, name
+"""
+    environment = {**os.environ, "PYGRAPH_PATCHES": NONE, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

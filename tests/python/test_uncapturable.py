@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import runtime, torch_patches, uncapturable
 from pygraph.options import Options
@@ -125,6 +128,33 @@ def test_a_program_is_compiled_anew_once(patches: str) -> None:
     assert not second.note_uncapturable("mylib::waits", "it waits")
     double(X)
     assert len(backend.made) == 2
+
+
+def test_no_python_runs_for_the_guard_until_an_operator_is_found() -> None:
+    backend = _Backend(selection.EXACT)  # without which another guard runs Python
+    torch.compile(_double, backend=backend)(X)
+    (entry,) = _debug_get_cache_entry_list(_double.__code__)
+    (compilation,) = backend.made
+
+    def python_calls() -> int:
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, _: seen.append(event))
+        assert entry.guard_manager.root.check({"x": X}) is not compilation._is_expired
+        sys.setprofile(None)
+        return seen.count("call")
+
+    assert python_calls() == 0
+    assert compilation.note_uncapturable("mylib::waits", "it waits")
+    assert python_calls() > 0
+
+
+def test_a_program_that_was_dropped_leaves_no_global_behind() -> None:
+    names = set(globals())
+    torch.compile(_double, backend=_Backend())(X)
+    assert any(name.startswith("__pygraph_program") for name in set(globals()) - names)
+    torch._dynamo.reset()
+    gc.collect()
+    assert not any(name.startswith("__pygraph_program") for name in globals())
 
 
 @contextlib.contextmanager
