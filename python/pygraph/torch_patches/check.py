@@ -31,9 +31,7 @@ def check(patch: Patch) -> bool:
     found = sources.differences(patch, known)
     kinds = {difference.kind for difference in found}
     result = "gone" if "gone" in kinds else "changed" if kinds else "match"
-    note = (
-        "" if known == sources.release() else f" with {known}; {sources.release()} is not in the table"
-    )
+    note = "" if known == sources.release() else f" (compared with {known})"
     print(f"{patch.name:<18} {result}{note}")
     for difference in found:
         print(f"    {difference}")
@@ -53,7 +51,8 @@ def main() -> int:
         for patch in PATCHES:
             print_digests(patch)
         return 0
-    print(f"PyTorch {torch.__version__}")
+    unknown = not all(sources.release() in patch.known for patch in PATCHES)
+    print(f"PyTorch {torch.__version__}" + (", not in the table for all patches" if unknown else ""))
     results = [check(patch) for patch in PATCHES]
     return 0 if all(results) else 1
 
