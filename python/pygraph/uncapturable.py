@@ -69,7 +69,7 @@ class Compilation:
         self.cuts = frozenset(cuts)
         self._partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
         self.graphs: list[Any] = []  # that an observation has noted of it
-        self._currency = _Currency(self)
+        self._guarded = _GuardedState(self)
         self._is_expired = False
         self.has_guard = False
 
@@ -82,7 +82,7 @@ class Compilation:
         with runtime.harmless("adding the guard for operators found uncapturable"):
             output = dynamo_program.current_with(gm)
             if output is not None and not dynamo_program.is_stored(output):
-                dynamo_program.add_guard(output, self._currency, _Currency.ATTRIBUTE)
+                dynamo_program.add_guard(output, self._guarded, _GuardedState.ATTRIBUTE)
                 self.has_guard = True
 
     def add(self, partition: AnyPartition) -> None:
@@ -97,7 +97,7 @@ class Compilation:
         if not self.has_guard or not self._may_be_compiled_anew():
             return False
         self._is_expired = True
-        self._currency.ask()
+        self._guarded.ask()
         return True
 
     def is_current(self) -> bool:
@@ -123,9 +123,9 @@ class Compilation:
         )
 
 
-class _Currency:
-    """What the guard reads: an attribute, at no more than a look into a dictionary, until there is
-    something to ask the compilation for."""
+class _GuardedState:
+    """What the guard reads. The attribute is in the object's dictionary, until there is something to ask
+    the compilation for."""
 
     ATTRIBUTE = "is_current"
 

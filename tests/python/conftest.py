@@ -32,7 +32,7 @@ def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names = ((state, "_asked_for"), (state, "_used"), (state, "_failures"), (application, "_tried"))
     for owner, name in names:
         monkeypatch.setattr(owner, name, type(getattr(owner, name))())
-    state.log_once.cache_clear()
+    monkeypatch.setattr(state, "_is_logged", False)
     yield
     torch._dynamo.reset()
 

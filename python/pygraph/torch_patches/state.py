@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Literal
 
@@ -45,25 +45,29 @@ class Status:
         return "\n".join(str(patch) for patch in self.patches)
 
 
-# Names. Each is one operation on a set or dictionary, which Python's lock makes whole.
+# Names of patches. Each change is one operation on a set or dictionary, which Python's lock makes whole.
 _asked_for: set[str] = set()
 _used: set[str] = set()
 _failures: dict[str, str] = {}
 
+_log_lock = threading.Lock()
+_is_logged = False
+
 
 def status() -> Status:
     """What became of each patch of PyTorch so far. Thread-safe."""
+    asked_for = frozenset(_asked_for.copy())
     with contextlib.suppress(ValueError):  # which the next compilation raises
-        note_asked_for(selection.default())
-    return Status(tuple(PatchStatus(patch.name, *_state_of(patch)) for patch in PATCHES))
+        asked_for |= selection.default()
+    return Status(tuple(PatchStatus(patch.name, *_state_of(patch, asked_for)) for patch in PATCHES))
 
 
-def _state_of(patch: Patch) -> tuple[State, str]:
+def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
     if patch.name in _failures:
         return "failed", _failures[patch.name]
     if patch.name in _used:
         return "active", ""
-    if patch.name not in _asked_for:
+    if patch.name not in asked_for:
         return "off", "not asked for by pygraph.patches"
     reason = sources.why_not(patch)
     if reason:
@@ -91,9 +95,13 @@ def note_failure(name: str, error: Exception) -> None:
         runtime.notice_once(f"PyGraph leaves {name} to PyTorch: {_failures[name]}")
 
 
-@functools.cache
 def log_once() -> None:
     """Logs which patches are active, and why the others are not; in the first call only."""
+    global _is_logged
+    with _log_lock:
+        if _is_logged:
+            return
+        _is_logged = True
     rows = status().patches
     active = ", ".join(row.name for row in rows if row.state == "active") or "none"
     others = "; ".join(f"{row.name} {row.state} ({row.reason})" for row in rows if row.reason)
