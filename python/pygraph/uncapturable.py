@@ -124,8 +124,8 @@ class Compilation:
 
 
 class _GuardedState:
-    """What the guard reads. The attribute is in the object's dictionary, until there is something to ask
-    the compilation for."""
+    """What the guard reads. The attribute is in the object's dictionary, until there is something to
+    ask the compilation for."""
 
     ATTRIBUTE = "is_current"
 

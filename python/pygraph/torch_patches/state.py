@@ -45,7 +45,7 @@ class Status:
         return "\n".join(str(patch) for patch in self.patches)
 
 
-# Names of patches. Each change is one operation on a set or dictionary, which Python's lock makes whole.
+# Names of patches. Each change is one operation on a set or dictionary: whole, by Python's lock.
 _asked_for: set[str] = set()
 _used: set[str] = set()
 _failures: dict[str, str] = {}
