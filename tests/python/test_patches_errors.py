@@ -58,6 +58,21 @@ def test_an_error_in_a_change_never_reaches_the_user(
     _check_without(owner, name, _fails, monkeypatch)
 
 
+def test_an_error_without_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fails(*_: Any) -> Any:
+        raise Unprintable
+
+    monkeypatch.setattr(saved_hooks_guard, "_make", fails)
+    model = Model()
+    assert torch.equal(torch.compile(model, backend=ReducingBackend(True))(X), model(X))
+    (failed,) = (row for row in torch_patches.status().patches if row.state == "failed")
+    assert (failed.name, failed.reason) == ("saved_hooks_guard", "Unprintable")
+
+
 def test_half_written_code_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_without(parameters._Run, "_write", _fails_in_the_middle, monkeypatch)
 

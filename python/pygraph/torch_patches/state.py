@@ -90,8 +90,9 @@ def note_used(patch: Patch) -> None:
 
 def note_failure(name: str, error: Exception) -> None:
     """Of a patch. Logs it, once for each kind of error."""
-    _failures[name] = f"{type(error).__name__}: {error}"
-    with contextlib.suppress(Exception):  # of a handler of the user's
+    _failures[name] = type(error).__name__
+    with contextlib.suppress(Exception):  # of the error's text, or of a handler of the user's
+        _failures[name] += f": {error}"
         runtime.notice_once(f"PyGraph leaves {name} to PyTorch: {_failures[name]}")
 
 
