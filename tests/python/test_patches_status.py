@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import runtime
-from pygraph.torch_patches import sources, state
+from pygraph import runtime, torch_patches
+from pygraph.torch_patches import module_flag, sources, state
 from pygraph.torch_patches.selection import ALL, EXACT, NONE
 from pygraph.torch_patches.table import PATCHES
 from tests.python.compiled_programs import ReducingBackend, X
@@ -128,3 +128,20 @@ def test_it_may_be_asked_for_while_threads_compile() -> None:
     thread.join()
     assert not errors
     assert state._failures == {}
+
+
+def test_threads_that_come_first_at_once_apply_a_patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[str] = []
+    monkeypatch.setattr(module_flag, "apply", lambda: applied.append("module_flag"))
+    gate = threading.Barrier(8)
+
+    def work() -> None:
+        gate.wait()
+        torch_patches.install(frozenset({"module_flag"}))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert applied == ["module_flag"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -116,23 +115,3 @@ def test_autograd_functions_are_traced_as_always() -> None:
     compiled = torch.compile(lambda x: _Twice.apply(x, 3), backend="aot_eager", fullgraph=True)
     compiled(x).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 3.0))
-
-
-@pytest.mark.usefixtures("fresh_state")
-def test_threads_that_come_first_at_once_replace_each_function_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    applied: list[str] = []
-    monkeypatch.setattr(module_flag, "apply", lambda: applied.append("module_flag"))
-    gate = threading.Barrier(8)
-
-    def work() -> None:
-        gate.wait()
-        torch_patches.install()
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert applied == ["module_flag"]
