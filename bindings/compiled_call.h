@@ -7,8 +7,9 @@
 // same is done without Python in between, where all of it has its usual answer: no hooks, no
 // tracing, the default stance. Any other call is PyTorch's.
 //
-// All of this reads PyTorch's private state: `pygraph.torch_patches.compiled_call` uses it only
-// where the source of what it replaces is the known one. The GIL is held throughout.
+// All of this reads PyTorch's private state: it is used only where the source of what it replaces
+// is the known one (the patch `compiled_call` in python/pygraph/torch_patches/table.py). The GIL is
+// held throughout.
 #pragma once
 
 #include <Python.h>

@@ -297,8 +297,8 @@ void bind_compiled_call(py::module_& m) {
     return steal(make_compiled_call({wrapper.ptr(), function.ptr(), module.ptr(), callback.ptr(),
                                      enter_hooks.ptr(), full_graph.ptr(), raise_to_user.ptr()}));
   });
-  m.def("saved_hooks_guard", [](const py::list& expired, const py::function& otherwise) {
-    return steal(make_saved_hooks_guard(expired.ptr(), otherwise.ptr()));
+  m.def("saved_hooks_guard", [](const py::function& otherwise) {
+    return steal(make_saved_hooks_guard(otherwise.ptr()));
   });
   m.def("parameter_loader", [](const std::vector<std::pair<uint32_t, std::string>>& containers,
                                const std::vector<std::pair<uint32_t, std::string>>& items,

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
+from pygraph.torch_patches import selection
+
 LIBRARY_FUNCTIONS = "library_functions"  # before there is a graph: pygraph.polyfills
 TRANSFORMS = ("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", LIBRARY_FUNCTIONS)
-
-# How much of PyTorch is changed to make calls cheaper (pygraph.torch_patches.patches).
-NONE, EXACT, ALL = LEVELS = ("none", "exact", "all")
-
 
 _PREFIX = "pygraph."
 
@@ -24,11 +22,6 @@ SELECTIONS = ("auto", "always", "never")
 def _default_selection() -> str:
     """Raises ValueError where PYGRAPH_SELECT is something else."""
     return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
-
-
-def default_patches() -> str:
-    """Raises ValueError where PYGRAPH_PATCHES is something else."""
-    return _one_of(LEVELS, "PYGRAPH_PATCHES", os.environ.get("PYGRAPH_PATCHES", EXACT))
 
 
 def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
@@ -53,10 +46,10 @@ class Options:
         and that is faster. 1 keeps the program's order.
     transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
         given. "none" for none.
-    patches: what PyGraph changes in PyTorch to make calls cheaper (:mod:`pygraph.torch_patches`):
-        "exact" for changes that nothing but time tells from PyTorch's own, "all" for guards that miss
-        some changes of classes, too, "none" for nothing. The environment variable PYGRAPH_PATCHES
-        gives the default.
+    patches: names of the parts of PyTorch that PyGraph replaces to make calls cheaper
+        (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for all with which
+        every program has the same result, "all" for those too with which guards miss some changes,
+        "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
     record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
         that needs more is refused.
     """
@@ -67,7 +60,7 @@ class Options:
     max_graphs: int = 256
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
-    patches: str = dataclasses.field(default_factory=default_patches)
+    patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
     record_capacity_gib: int = 1024
 
 
@@ -89,7 +82,7 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     if name == "select":
         return name, _one_of(SELECTIONS, f"option {key!r}", value)
     if name == "patches":
-        return name, _one_of(LEVELS, f"option {key!r}", value)
+        return name, selection.parse(f"option {key!r}", value)
     if name == "transforms":
         return name, _transforms(key, value)
     if name == "audit":

@@ -1,10 +1,10 @@
-"""Operators that turned out not to be capturable: programs are compiled anew, with cuts at them.
+"""Operators found uncapturable: programs are compiled anew, with cuts at them.
 
 An operator that waits for the GPU, or copies from it, makes the capture of its whole partition fail.
-Which one it was, the error's traceback shows: Inductor's code calls each operator on a line of its own.
-From then on it cuts programs, like those that are known to wait (operators.py): what is before and
-after it is in graphs. The program that it was found in is compiled anew at its next call, because one
-of its guards fails then.
+The error's traceback names the operator: Inductor's code calls each operator on a line of its own.
+From then on it cuts programs, as operators do that are known to wait (operators.py): what is before and
+after it is in graphs. The program in which it was found is compiled anew at its next call, because a
+guard fails then that PyGraph adds to each program.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch._dynamo import eval_frame, symbolic_convert
 
-from pygraph import observations, runtime
+from pygraph import dynamo_program, observations, runtime
 from pygraph.runtime import AnyPartition
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 # Dynamo gives a function up that it has compiled too often: so many more times must be left.
 _COMPILATIONS_LEFT = 2
 
-_learned: dict[str, str] = {}  # why they cannot be captured, by name: "namespace::name"
+_found: dict[str, str] = {}  # why they cannot be captured, by name: "namespace::name"
 
 
 def names() -> list[str]:
-    """The operators that have been learned so far."""
-    return list(_learned)
+    """The operators that have been found uncapturable so far."""
+    return list(_found)
 
 
 def reason_of(name: str) -> str | None:
     """Why the operator of that name cuts programs; None if it does not."""
-    return _learned.get(name)
+    return _found.get(name)
+
+
+def forget_all() -> None:
+    """Programs that are compiled from now on have no cuts at operators found uncapturable."""
+    _found.clear()
 
 
 def operator_in(error: BaseException) -> str:
@@ -61,34 +65,46 @@ class Compilation:
 
     def __init__(self, cuts: Collection[str]) -> None:
         """cuts: operators that cut it. To be made while Dynamo compiles."""
-        translator = getattr(symbolic_convert.tls, "current_tx", None)
-        self._code = translator.output.root_tx.f_code if translator is not None else None
+        self._code = dynamo_program.code()
         self.cuts = frozenset(cuts)
         self._partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
         self.graphs: list[Any] = []  # that an observation has noted of it
-        # What it is to be compiled anew for. The engine's guard looks whether there is anything.
-        self.expired: list[str] = []
+        self._guarded = _GuardedState(self)
+        self._is_expired = False
         self.has_guard = False
+
+    def add_guard(self, gm: torch.fx.GraphModule) -> None:
+        """Adds the guard that has the program compiled anew. Never raises.
+
+        gm: as Dynamo gave it to the backend. Without a guard, as for a part of a program and for one
+        that is stored in a file, operators are found for programs that are compiled later only.
+        """
+        with runtime.harmless("adding the guard for operators found uncapturable"):
+            output = dynamo_program.current_with(gm)
+            if output is not None and not dynamo_program.is_stored(output):
+                dynamo_program.add_guard(output, self._guarded, _GuardedState.ATTRIBUTE)
+                self.has_guard = True
 
     def add(self, partition: AnyPartition) -> None:
         """One of its partitions."""
         self._partitions.add(partition)
 
-    def learn(self, operator: str, reason: str) -> bool:
-        """Notes that an operator cannot be captured; whether it will be compiled anew for that."""
+    def note_uncapturable(self, operator: str, reason: str) -> bool:
+        """Notes that an operator cannot be captured; whether the program is compiled anew for it."""
         if not operator or operator in self.cuts:
             return False
-        _learned.setdefault(operator, reason)
+        _found.setdefault(operator, reason)
         if not self.has_guard or not self._may_be_compiled_anew():
             return False
-        self.expired.append(operator)
+        self._is_expired = True
+        self._guarded.ask()
         return True
 
-    def holds(self) -> bool:
-        """For the guard: False once it is to be compiled anew, and may be. Never raises."""
+    def is_current(self) -> bool:
+        """False once the program is to be compiled anew, and may be. Never raises."""
         is_over = False
         with runtime.harmless("compiling anew, with more cuts,"):
-            is_over = bool(self.expired) and self._may_be_compiled_anew()
+            is_over = self._is_expired and self._may_be_compiled_anew()
             if is_over:
                 self._leave_reports()
         return not is_over
@@ -102,8 +118,27 @@ class Compilation:
             observation.forget(self.graphs, partitions)
 
     def _may_be_compiled_anew(self) -> bool:
-        config = torch._dynamo.config
-        if self._code is None or config.error_on_recompile or eval_frame._stance.stance != "default":
-            return False
-        made = len(eval_frame._debug_get_cache_entry_list(self._code))
-        return bool(made + _COMPILATIONS_LEFT <= config.recompile_limit)
+        return self._code is not None and dynamo_program.allows_recompilation(
+            self._code, _COMPILATIONS_LEFT
+        )
+
+
+class _GuardedState:
+    """What the guard reads. The attribute is in the object's dictionary, until there is something to
+    ask the compilation for."""
+
+    ATTRIBUTE = "is_current"
+
+    def __init__(self, compilation: Compilation) -> None:
+        self._compilation = weakref.ref(compilation)
+        self.__dict__[self.ATTRIBUTE] = True
+
+    def ask(self) -> None:
+        """From now on the attribute is what the compilation says."""
+        self.__dict__.pop(self.ATTRIBUTE, None)
+
+    def __getattr__(self, name: str) -> bool:
+        if name != self.ATTRIBUTE:
+            raise AttributeError(name)
+        compilation = self._compilation()
+        return compilation is None or compilation.is_current()

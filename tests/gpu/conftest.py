@@ -39,7 +39,7 @@ def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     torch._dynamo.reset()
     runtime.partitions.clear()
-    monkeypatch.setattr(uncapturable, "_learned", {})
+    uncapturable.forget_all()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

@@ -75,7 +75,7 @@ def test_programs_that_are_compiled_later_have_the_cut_from_the_start() -> None:
     assert len(captured()) == 2
 
 
-def test_training_learns_operators_of_both_directions() -> None:
+def test_operators_of_both_directions_are_found_in_training() -> None:
     layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2)).cuda()
     reference = copy.deepcopy(layers)
     ends = torch.tensor([3, 9, 16], device="cuda")

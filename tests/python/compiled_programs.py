@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from pygraph.options import EXACT
-from pygraph.torch_patches import call_overhead
+from pygraph import torch_patches
+from pygraph.torch_patches import selection
+from pygraph.torch_patches.selection import EXACT
 
 X = torch.arange(3.0)
 
@@ -25,16 +26,17 @@ class Backend:
 
 
 class ReducingBackend(Backend):
-    """Makes what Dynamo does before each call cheaper, as PyGraph's does, or leaves it."""
+    """Applies patches to the programs that it compiles, as PyGraph's does, or leaves them."""
 
-    def __init__(self, reduces: bool, level: str = EXACT) -> None:
+    def __init__(self, reduces: bool, patches: str = EXACT) -> None:
+        """patches: as the option."""
         super().__init__()
         self.reduces = reduces
-        self.level = level
+        self.patches = selection.parse("patches", patches)
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.reduces:
-            call_overhead.reduce(gm, level=self.level)
+            torch_patches.apply(gm, self.patches)
         return super().__call__(gm, inputs)
 
 

@@ -10,18 +10,36 @@ import pytest
 import torch
 from torch._dynamo import eval_frame
 
-from pygraph import runtime
+from pygraph import runtime, torch_patches
 from pygraph.partition.observed_effects import ObservedEffects
-from pygraph.torch_patches import compiled_call
+from pygraph.torch_patches import application, selection, state
 
 from .compiled_programs import Backend, OurBackend
 from .selector_world import World
 
 
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact patches are wanted, also where the suite runs with none."""
+    monkeypatch.setenv(selection.VARIABLE, selection.EXACT)
+    torch_patches.install()
+
+
+@pytest.fixture
+def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if no patch had been applied in this process so far. Those that were are applied again."""
+    torch._dynamo.reset()
+    names = ((state, "_asked_for"), (state, "_used"), (state, "_failures"), (application, "_tried"))
+    for owner, name in names:
+        monkeypatch.setattr(owner, name, type(getattr(owner, name))())
+    monkeypatch.setattr(state, "_is_logged", False)
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(params=[OurBackend, Backend], ids=["ours", "pytorch's"])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest, patched: None) -> Iterator[Backend]:
     """One whose programs are called by the engine, one whose programs PyTorch calls."""
-    compiled_call.install()
     torch._dynamo.reset()
     yield request.param()
     assert eval_frame.set_eval_frame(None) is None

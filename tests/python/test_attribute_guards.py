@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph.options import ALL
-from pygraph.torch_patches import module_guards
+from pygraph.torch_patches import attribute_guard
+from pygraph.torch_patches.selection import ALL
 from tests.python.compiled_programs import ReducingBackend
 
 
@@ -121,13 +121,13 @@ def test_less_python_runs_while_guards_are_checked() -> None:
 
 def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
     settings = Settings()
-    assert module_guards._is_behind_python(settings, "own")
-    assert module_guards._is_behind_python(settings, "missing")
-    assert module_guards._is_behind_python(settings, "of_class")
-    assert not module_guards._is_behind_python(settings, "width")  # has another name
-    assert not module_guards._is_behind_python(Model().settings.own, "real")  # no Python behind it
+    assert attribute_guard._is_behind_python(settings, "own")
+    assert attribute_guard._is_behind_python(settings, "missing")
+    assert attribute_guard._is_behind_python(settings, "of_class")
+    assert not attribute_guard._is_behind_python(settings, "width")  # has another name
+    assert not attribute_guard._is_behind_python(Model().settings.own, "real")  # no Python behind it
     del settings._depth
-    assert not module_guards._is_behind_python(settings, "depth")  # the class has it, and it fails
+    assert not attribute_guard._is_behind_python(settings, "depth")  # the class has it, and it fails
 
     class WithoutDictionary:
         __slots__ = ("own",)
@@ -135,7 +135,7 @@ def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
         def __getattribute__(self, name: str) -> Any:
             return super().__getattribute__(name)
 
-    assert not module_guards._is_behind_python(WithoutDictionary(), "missing")
+    assert not attribute_guard._is_behind_python(WithoutDictionary(), "missing")
 
     class Meta(type):
         def __getattribute__(cls, name: str) -> Any:
@@ -144,10 +144,10 @@ def test_only_what_object_finds_too_stands_for_the_attribute() -> None:
     class OfMeta(metaclass=Meta):
         own = 1.0
 
-    assert not module_guards._is_behind_python(OfMeta, "own")  # for classes, Dynamo traces nothing
+    assert not attribute_guard._is_behind_python(OfMeta, "own")  # for classes, Dynamo traces nothing
 
     class Lazy(Settings):
         def __getattr__(self, name: str) -> float:
             return 31.0
 
-    assert not module_guards._is_behind_python(Lazy(), "own")
+    assert not attribute_guard._is_behind_python(Lazy(), "own")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph.options import ALL
-from pygraph.torch_patches import module_guards
+from pygraph.torch_patches import method_guard
+from pygraph.torch_patches.selection import ALL
 from tests.python.compiled_programs import ReducingBackend
 from tests.python.test_guards import trees_checked_at_once
 
@@ -134,5 +134,5 @@ def test_the_name_of_a_functions_keywords() -> None:
     def with_keywords(a: int, *, c: int, **others: int) -> None: ...
     def without(a: int, *rest: int, c: int) -> None: ...
 
-    names = [module_guards._keywords_of(f.__code__) for f in (with_all, with_keywords, without)]
+    names = [method_guard._keywords_of(f.__code__) for f in (with_all, with_keywords, without)]
     assert names == ["others", "others", ""]

@@ -15,8 +15,9 @@ import torch
 from torch._dynamo import eval_frame
 from torch._dynamo.mutation_guard import GenerationTracker
 
-from pygraph.torch_patches import compiled_call
 from tests.python.compiled_programs import Backend, OurBackend, Scaled, X
+
+pytestmark = pytest.mark.usefixtures("patched")
 
 
 class Failing(torch.nn.Module):
@@ -26,14 +27,11 @@ class Failing(torch.nn.Module):
         return x + 1
 
 
-def test_pytorchs_functions_are_known() -> None:
-    compiled_call.install()
-    assert compiled_call._is_known()
+def test_modules_are_called_by_the_engine() -> None:
     assert type(eval_frame.OptimizedModule.__dict__["__call__"]).__name__ == "method_descriptor"
 
 
 def test_only_programs_of_ours_are_called_by_the_engine() -> None:
-    compiled_call.install()
     for backend, is_ours in ((OurBackend(), True), (Backend(), False), ("eager", False)):
         module = torch.compile(Scaled(), backend=backend)
         function = torch.compile(lambda x: x + 1, backend=backend)
@@ -290,16 +288,7 @@ def test_nothing_is_kept(backend: Backend) -> None:
     assert [reference() for reference in references] == [None, None]
 
 
-@pytest.mark.parametrize("other", [lambda callback: callback, len], ids=["source", "no source"])
-def test_another_pytorch_is_told_from_the_known_one(
-    other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eval_frame, "_callback_from_stance", other)
-    assert not compiled_call._is_known()
-
-
 def test_the_reference_counts_of_a_call_balance() -> None:
-    compiled_call.install()
     torch._dynamo.reset()
     compiled = torch.compile(Scaled(), backend=OurBackend())
     compiled(X)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.torch_patches import compiled_call
 from tests.python.compiled_programs import Backend, OurBackend, Scaled, X
+
+pytestmark = pytest.mark.usefixtures("patched")
 
 
 def _count_hooks(backend: Backend, register: Callable[..., Any], on_compiled: bool) -> int:
@@ -47,7 +48,6 @@ def _count_hooks(backend: Backend, register: Callable[..., Any], on_compiled: bo
 @pytest.mark.parametrize("on_compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
 def test_hooks_run(register: Callable[..., Any], on_compiled: bool) -> None:
-    compiled_call.install()
     counts = [_count_hooks(kind(), register, on_compiled) for kind in (OurBackend, Backend)]
     assert counts[0] == counts[1]
     if not on_compiled:

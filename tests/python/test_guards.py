@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph.options import ALL, EXACT
-from pygraph.source_digest import digest_of
-from pygraph.torch_patches import guards, module_guards
+from pygraph.torch_patches import method_guard
+from pygraph.torch_patches.selection import ALL, EXACT
 from tests.python.compiled_programs import ReducingBackend
 
 
@@ -35,13 +34,6 @@ def _events(check: Callable[[], bool]) -> list[str]:
     sys.setprofile(None)
     assert matches
     return seen[1:]  # without the call of `check`
-
-
-def test_what_is_replaced_is_known() -> None:
-    assert digest_of((guards._dynamos_create,)) == guards._DIGEST_OF_CREATE
-    assert digest_of((guards._dynamos_guard_hooks,)) == guards._DIGEST_OF_HOOKS
-    theirs = (module_guards._dynamos_guard_attribute,)
-    assert digest_of(theirs) == module_guards._DIGEST_OF_ATTRIBUTE
 
 
 def test_no_python_runs_while_guards_are_checked() -> None:
@@ -276,12 +268,12 @@ def test_a_property_may_come_late() -> None:
 
 def test_only_methods_stand_for_their_class() -> None:
     layers, late = nn.Sequential(), Late()
-    assert module_guards._is_method(layers, "__iter__")
-    assert not module_guards._is_method(late, "shift")
+    assert method_guard._is_method(layers, "__iter__")
+    assert not method_guard._is_method(late, "shift")
     late.__dict__["forward"] = lambda x: x
-    assert not module_guards._is_method(late, "forward")
-    assert not module_guards._is_method(layers, "missing")
-    assert not module_guards._is_method([], "__iter__")
+    assert not method_guard._is_method(late, "forward")
+    assert not method_guard._is_method(layers, "missing")
+    assert not method_guard._is_method([], "__iter__")
 
 
 def test_what_is_not_a_module_is_guarded_as_always() -> None:
@@ -299,19 +291,6 @@ def test_what_is_not_a_module_is_guarded_as_always() -> None:
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     del Settings.__iter__
     assert torch.equal(compiled(torch.ones(2)), torch.zeros(2))
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(guards, "_DIGEST_OF_CREATE"), (module_guards, "_DIGEST_OF_ATTRIBUTE")],
-)
-def test_another_pytorch_keeps_its_guards(
-    module: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, name, "another")
-    torch._dynamo.reset()
-    torch.compile(Model().eval(), backend=ReducingBackend(True, ALL))(torch.ones(4, 3))
-    assert trees_checked_at_once(Model.forward) == 9
 
 
 def test_guards_that_miss_changes_are_not_the_default() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import runtime
+from pygraph import runtime, uncapturable
 from pygraph.gpu import allocator
 from pygraph.partition import device_patching, timed_calls
 from pygraph.partition import selector as selector_module
@@ -193,8 +193,10 @@ def test_a_handler_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) ->
         runtime.log.removeHandler(handler)
 
 
-def test_what_learns_from_a_failure_may_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Compilation, "learn", _fail)
+def test_noting_an_operator_found_uncapturable_may_fail(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compilation, "note_uncapturable", _fail)
     partition = Partition(world.function, INFO, audit_world.Options(), Compilation(()))
     entry = Entry()
     partition._pipeline.conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
@@ -220,9 +222,12 @@ def test_a_trial_of_patching_on_the_device_that_fails(
 
 def test_a_guard_that_cannot_tell_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     compilation = Compilation(())
-    compilation.expired.append("a::b")
+    compilation.has_guard = True
+    monkeypatch.setattr(Compilation, "_may_be_compiled_anew", lambda self: True)
+    assert compilation.note_uncapturable("pygraph_test::cannot_tell", "")
     monkeypatch.setattr(Compilation, "_may_be_compiled_anew", _fail)
-    assert compilation.holds()
+    assert compilation.is_current()
+    uncapturable.forget_all()
 
 
 def test_partitions_are_listed_while_others_are_made() -> None:

@@ -23,12 +23,12 @@ _ROOT = Path(pygraph.__file__).parent
 
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
-    ("_engine", "_version", "options", "source_digest"),
+    ("_engine", "_version", "source_digest", "dynamo_program"),
     ("engine",),
     ("runtime",),
-    ("observations", "operators", "gpu"),
-    ("uncapturable", "fx_passes", "select", "record"),
-    ("polyfills", "torch_patches", "verify"),
+    ("observations", "operators", "gpu", "torch_patches"),
+    ("uncapturable", "fx_passes", "select", "record", "options"),
+    ("polyfills", "verify"),
     ("partition",),
     ("compile",),
     ("report",),

@@ -7,6 +7,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,8 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph import runtime
-from pygraph.source_digest import digest_of
 from pygraph.torch_patches import parameters
-from pygraph.torch_patches.patches import Changes
+from pygraph.torch_patches.state import Attempt
 from tests.python.compiled_programs import Backend, ReducingBackend, X
 
 Y = X + 1  # another tensor: Dynamo passes the same one only once
@@ -76,21 +76,14 @@ def test_a_few_parameters_are_loaded_as_ever() -> None:
     assert not _names_in_code(Layer.forward)
 
 
-def test_what_writes_the_code_is_known() -> None:
-    assert digest_of((parameters._writes_arguments,)) == parameters._DIGEST
-
-
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_other_code_is_left_alone(is_stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_is_stored_is_left_alone(is_stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     changed: list[Any] = []
     monkeypatch.setattr(parameters, "_runs", lambda arguments, _: changed.append(arguments) or [])
-    if not is_stored:  # but written by something that is not known
-        monkeypatch.setattr(parameters, "_DIGEST", "")
+    output = SimpleNamespace(shape_env=SimpleNamespace(specializations=[]))
     with dynamo_config.patch(caching_precompile=is_stored):
-        parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x), Changes())
-    assert not changed
-    parameters.load_at_once(torch.fx.symbolic_trace(lambda x: x), Changes())
-    assert bool(changed) == is_stored
+        parameters.apply(torch.fx.symbolic_trace(lambda x: x), output, Attempt("parameter_loader"))
+    assert bool(changed) != is_stored
 
 
 def _replace(model: Model) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from pygraph import runtime, uncapturable
+from pygraph import runtime, torch_patches, uncapturable
 from pygraph.options import Options
 from pygraph.partition.attempt import Attempt
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry
 from pygraph.report.classify import Kind, classify
-from pygraph.torch_patches import call_overhead
+from pygraph.torch_patches import selection
+from pygraph.torch_patches.selection import ALL, EXACT, NONE
 from pygraph.uncapturable import Compilation
 
 from .compiled_programs import X
@@ -25,11 +29,12 @@ from .stand_ins import INFO
 
 
 @pytest.fixture(autouse=True)
-def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uncapturable, "_learned", {})
+def nothing_found_yet() -> Iterator[None]:
+    uncapturable.forget_all()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    uncapturable.forget_all()
 
 
 def _generated(folder: Path, line: str) -> Callable[[list[Any]], Any]:
@@ -88,12 +93,14 @@ def test_errors_from_elsewhere_tell_none() -> None:
 class _Backend:
     """Runs graphs as they are; each compilation can be made anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, patches: str = NONE) -> None:
+        self.patches = selection.parse("patches", patches)
         self.made: list[Compilation] = []
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.made.append(Compilation(uncapturable.names()))
-        call_overhead.reduce(gm, self.made[-1])
+        self.made[-1].add_guard(gm)
+        torch_patches.apply(gm, self.patches)
         return gm.forward
 
 
@@ -101,23 +108,53 @@ def _double(x: torch.Tensor) -> torch.Tensor:
     return x + x
 
 
-def test_a_program_is_compiled_anew_once() -> None:
-    backend = _Backend()
+@pytest.mark.parametrize("patches", [NONE, EXACT, ALL])
+def test_a_program_is_compiled_anew_once(patches: str) -> None:
+    backend = _Backend(patches)
     double = torch.compile(_double, backend=backend, fullgraph=True)
     for _ in range(2):
         assert torch.equal(double(X), X + X)
     (first,) = backend.made
     partition = Partition(lambda args: args, INFO, Options(), first)
-    assert first.learn("mylib::waits", "it waits") and first.learn("mylib::waits_too", "it waits")
+    assert first.note_uncapturable("mylib::waits", "it waits") and first.note_uncapturable(
+        "mylib::waits_too", "it waits"
+    )
     for _ in range(3):
         assert torch.equal(double(X), X + X)
     _, second = backend.made
     assert second.cuts == {"mylib::waits", "mylib::waits_too"}
     assert partition not in runtime.partitions
     # What cuts already, and is in a graph all the same, is no reason to compile it again.
-    assert not second.learn("mylib::waits", "it waits")
+    assert not second.note_uncapturable("mylib::waits", "it waits")
     double(X)
     assert len(backend.made) == 2
+
+
+def test_no_python_runs_for_the_guard_until_an_operator_is_found() -> None:
+    backend = _Backend(selection.EXACT)  # without which another guard runs Python
+    torch.compile(_double, backend=backend)(X)
+    (entry,) = _debug_get_cache_entry_list(_double.__code__)
+    (compilation,) = backend.made
+
+    def python_calls() -> int:
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, _: seen.append(event))
+        assert entry.guard_manager.root.check({"x": X}) is not compilation._is_expired
+        sys.setprofile(None)
+        return seen.count("call")
+
+    assert python_calls() == 0
+    assert compilation.note_uncapturable("mylib::waits", "it waits")
+    assert python_calls() > 0
+
+
+def test_a_program_that_was_dropped_leaves_no_global_behind() -> None:
+    names = set(globals())
+    torch.compile(_double, backend=_Backend())(X)
+    assert any(name.startswith("__pygraph_program") for name in set(globals()) - names)
+    torch._dynamo.reset()
+    gc.collect()
+    assert not any(name.startswith("__pygraph_program") for name in globals())
 
 
 @contextlib.contextmanager
@@ -144,10 +181,10 @@ def test_a_program_that_may_not_be_compiled_anew_is_not(
     double(X)
     (compilation,) = backend.made
     if comes_later:
-        assert compilation.learn("mylib::waits", "it waits")
+        assert compilation.note_uncapturable("mylib::waits", "it waits")
     with forbid():
         if not comes_later:
-            assert not compilation.learn("mylib::waits", "it waits")
+            assert not compilation.note_uncapturable("mylib::waits", "it waits")
         assert torch.equal(double(X), X + X)
     assert backend.made == [compilation]
     assert uncapturable.names() == ["mylib::waits"]  # for programs that are compiled later
@@ -177,7 +214,7 @@ def test_explain_knows_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     node.meta["val"] = x.meta["val"]
     monkeypatch.setattr("pygraph.report.classify.is_on_gpu", lambda node: True)
     assert classify(node)[0] is Kind.GRAPH
-    uncapturable._learned["aten::sort"] = "it waits"
+    uncapturable._found["aten::sort"] = "it waits"
     kind, cut = classify(node)
     assert kind is Kind.GAP and cut is not None
     assert cut.reason == "aten::sort cannot be captured (it waits)"

@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 
-from pygraph import observations, polyfills, runtime, uncapturable
+from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
 from pygraph.compile import barriers, wrapper_bypass
 from pygraph.options import BackendConfig
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Kind, PartitionInfo
-from pygraph.torch_patches import call_overhead, compiled_call
 from pygraph.uncapturable import Compilation
 
 log = logging.getLogger("pygraph")
@@ -69,7 +68,8 @@ class Backend:
             return _compile_plain(gm, example_inputs, config)
         compilation = Compilation(uncapturable.names())
         function = _compile_with_graphs(gm, example_inputs, config, compilation)
-        call_overhead.reduce(gm, compilation, config.own.patches)
+        compilation.add_guard(gm)
+        torch_patches.apply(gm, config.own.patches)
         return function
 
     def transforms_for(
@@ -287,4 +287,4 @@ def _saved_outputs(route: wrapper_bypass.Route | None) -> tuple[int, ...]:
 
 backend = Backend()
 polyfills.register()  # for programs whose first graph calls such a function
-compiled_call.install()  # before torch.compile wraps the first program
+torch_patches.install()  # before torch.compile wraps the first program

@@ -167,7 +167,7 @@ class Pipeline:
         """Refuses the signature, or begins the trial of its graph. seconds: that the attempt took."""
         entry.recording.pending = result.pending
         if result.failure:
-            self.host.refuse(entry, result.failure + self._learn(result))
+            self.host.refuse(entry, result.failure + self._note_uncapturable(result))
         graph = result.graph
         if graph is None:
             return
@@ -183,9 +183,11 @@ class Pipeline:
         # Which is faster? The program's own calls decide.
         self.selector.begin_trial_or_install(entry)
 
-    def _learn(self, result: Attempt) -> str:
+    def _note_uncapturable(self, result: Attempt) -> str:
         """What follows from the failure, in words; nothing in most cases."""
-        with runtime.harmless("learning what cannot be captured"):
-            if self.compilation is not None and self.compilation.learn(result.operator, result.failure):
+        with runtime.harmless("noting what cannot be captured"):
+            if self.compilation is not None and self.compilation.note_uncapturable(
+                result.operator, result.failure
+            ):
                 return f"; compiled anew, without {result.operator} in graphs"
         return ""

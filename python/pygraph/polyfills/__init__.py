@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
-from pygraph import observations
+from pygraph import dynamo_program, observations
 from pygraph.observations import Applied
 from pygraph.options import LIBRARY_FUNCTIONS
 from pygraph.source_digest import digest_of
@@ -101,15 +101,9 @@ def substitute(
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_wanted() -> bool:
     """Whether the compiler that Dynamo traces for wants polyfills; called while it traces."""
-    from torch._dynamo.eval_frame import innermost_backend
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    request = innermost_backend(InstructionTranslator.current_tx().output.compiler_fn)
-    compiler = getattr(request, "compiler_fn", request)  # torch.compile keeps its options beside it
+    compiler, arguments = dynamo_program.requested_compiler()
     transforms_for = getattr(compiler, "transforms_for", None)
-    return transforms_for is not None and LIBRARY_FUNCTIONS in transforms_for(
-        **getattr(request, "kwargs", {})
-    )
+    return transforms_for is not None and LIBRARY_FUNCTIONS in transforms_for(**arguments)
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]

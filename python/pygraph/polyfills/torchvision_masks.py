@@ -25,7 +25,7 @@ from torch import Tensor
 from pygraph.polyfills import substitute
 
 # Of torchvision 0.26.
-DIGEST = "a2407328fd4e2839"
+DIGEST = "bb21d0407260b208"
 
 
 class _Axis(NamedTuple):

@@ -15,58 +15,24 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch._dynamo import config, eval_frame, mutation_guard
-from torch.nn.modules import module as module_calls
+from torch._dynamo import config, eval_frame
 
-from pygraph import options, runtime
-from pygraph.options import NONE
-from pygraph.source_digest import digest_of
-from pygraph.torch_patches.patches import note_failure
+from pygraph import runtime
+from pygraph.torch_patches import selection
+from pygraph.torch_patches.state import note_failure
 
-# Of the source of what the engine does in their place.
-_DIGEST = "2ad85614e16f95e7"
+NAME = "compiled_call"
 
 _pytorchs_compile = eval_frame.OptimizeContext.__call__
 _pytorchs_module_call = eval_frame.OptimizedModule.__call__
 
 
-def _is_known() -> bool:
-    digest = digest_of(
-        (
-            eval_frame._TorchDynamoContext.__init__,
-            _pytorchs_compile,
-            eval_frame.OptimizeContext.__init__,
-            _pytorchs_module_call,
-            eval_frame._callback_from_stance,
-            eval_frame._is_skip_guard_eval_unsafe_stance,
-            mutation_guard.install_generation_tagging_init,
-            torch._guards.TracingContext.try_get,
-            torch.compiler.is_exporting,
-            torch.fx._symbolic_trace.is_fx_symbolic_tracing,
-            torch.nn.Module._wrapped_call_impl,
-            torch.nn.Module._call_impl,
-            module_calls._has_any_global_hook,
-        )
-    )
-    return digest == _DIGEST and eval_frame._maybe_set_eval_frame is eval_frame.set_eval_frame
-
-
-@functools.cache
-def install() -> None:
-    """For what is compiled from now on; once per process. Never raises."""
-    try:
-        engine = runtime.engine()
-    except ImportError:  # the backend says so when it is called
-        return
-    try:
-        if not _is_known():
-            return
-        module_type: Any = eval_frame.OptimizedModule
-        module_call = engine.module_call(module_type, _pytorchs_module_call)
-    except Exception as error:
-        note_failure("the call of compiled modules", error)
-        return
-    module_type.__call__ = module_call
+def apply() -> None:
+    """For what is compiled from now on."""
+    if eval_frame._maybe_set_eval_frame is not eval_frame.set_eval_frame:
+        raise RuntimeError("this PyTorch asks a switch of its own before it turns Dynamo on")
+    module_type: Any = eval_frame.OptimizedModule
+    module_type.__call__ = runtime.engine().module_call(module_type, _pytorchs_module_call)
     context_type: Any = eval_frame.OptimizeContext
     context_type.__call__ = _compile
 
@@ -83,17 +49,22 @@ def _compile(context: eval_frame.OptimizeContext, function: Any) -> Any:
         )
         return _cheaper(context, compiled) if is_usual else compiled
     except Exception as error:  # of a backend's attributes, too
-        note_failure("the call of a compiled function", error)
+        note_failure(NAME, error)
         return compiled
 
 
 def _is_ours(context: eval_frame.OptimizeContext) -> bool:
     """Whether PyGraph's backend is to compile it, and may change how it is called."""
     request = eval_frame.innermost_backend(context.callback)
-    if not hasattr(getattr(request, "compiler_fn", request), "transforms_for"):
+    try:
+        is_ours = hasattr(getattr(request, "compiler_fn", request), "transforms_for")
+        asked = (getattr(request, "kwargs", {}).get("options") or {}).get("pygraph.patches")
+        names = selection.default() if asked is None else selection.parse("pygraph.patches", asked)
+    except (
+        Exception
+    ):  # another backend's attributes, or a value that the compilation raises an error for
         return False
-    asked = (getattr(request, "kwargs", {}).get("options") or {}).get("pygraph.patches")
-    return (asked or options.default_patches()) != NONE
+    return is_ours and NAME in names
 
 
 def _cheaper(context: eval_frame.OptimizeContext, wrapper: Any) -> Callable[..., Any]:

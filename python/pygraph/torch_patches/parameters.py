@@ -16,17 +16,11 @@ from typing import Any
 import torch
 import torch._dynamo.config as dynamo_config
 from torch._dynamo.bytecode_transformation import create_call_function, create_instruction
-from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.source import AttrSource, ChainedSource, DictGetItemSource, NNModuleSource
 from torch._guards import Source
 
 from pygraph import runtime
-from pygraph.source_digest import digest_of
-from pygraph.torch_patches.patches import Changes
-
-# Of the source of what writes the code: each argument's own, in their order, and nothing in between.
-_writes_arguments = PyCodegen.make_call_generated_code
-_DIGEST = "4dfb0e47e8e3f9ca"
+from pygraph.torch_patches.state import Attempt
 
 _FEWEST = 4  # arguments that are worth a call
 
@@ -34,17 +28,15 @@ _FEWEST = 4  # arguments that are worth a call
 _Steps = tuple[tuple[str, str], ...]
 
 
-def load_at_once(gm: torch.fx.GraphModule, changes: Changes) -> None:
-    """Changes how the code that Dynamo will write loads the graph's arguments.
-
-    gm: as Dynamo gave it to the backend, which is about to return; changes: of its compilation.
-    """
-    if digest_of((_writes_arguments,)) != _DIGEST:
-        return
+def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
+    """Changes how the code that Dynamo will write loads the graph's arguments."""
     if dynamo_config.caching_precompile:  # the code is stored, and the engine's function cannot be
         return
+    # By their sources, Dynamo finds the arguments that a specialization is for.
+    if output.shape_env.specializations:
+        return
     arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
-    for run in _runs(arguments, changes):
+    for run in _runs(arguments, attempt):
         for argument in run.arguments:
             argument.source = _LoadedAtOnce(argument.source, run)
 
@@ -54,7 +46,7 @@ class _Run:
     """Arguments that follow each other, and the model that all of them belong to."""
 
     model: Source
-    changes: Changes
+    attempt: Attempt
     arguments: list[Any] = dataclasses.field(default_factory=list)
     steps: list[_Steps] = dataclasses.field(default_factory=list)
     is_loaded: bool = False
@@ -64,7 +56,7 @@ class _Run:
         follow each other. Without it, each is loaded by itself."""
         self.is_loaded = False
         before = list(codegen._output), dict(codegen.tempvars), codegen.top_of_stack
-        with self.changes.trying("the loading of parameters"):
+        with self.attempt.trying():
             self._write(codegen)
         if not self.is_loaded:
             codegen._output[:], codegen.tempvars, codegen.top_of_stack = before
@@ -118,7 +110,7 @@ class _LoadedAtOnce(ChainedSource):  # type: ignore[misc]
             codegen(self.base)
 
 
-def _runs(arguments: Sequence[Any], changes: Changes) -> Iterator[_Run]:
+def _runs(arguments: Sequence[Any], attempt: Attempt) -> Iterator[_Run]:
     run: _Run | None = None
     for argument in (*arguments, None):
         model, steps = _way_to(argument)
@@ -127,7 +119,7 @@ def _runs(arguments: Sequence[Any], changes: Changes) -> Iterator[_Run]:
                 yield run
             run = None
         if model is not None:
-            run = run or _Run(model, changes)
+            run = run or _Run(model, attempt)
             run.arguments.append(argument)
             run.steps.append(steps)
 

@@ -1,0 +1,62 @@
+"""Attributes of objects whose ``__getattribute__`` is Python, guarded without calling it.
+
+Whether an object has an attribute is asked of its ``__getattribute__``, which in configurations of
+transformers is Python, and raises an exception if it has none. Dynamo traces that function when the
+program asks, and guards what it reads; so ``object``'s is asked instead.
+
+Not noticed is an attribute given later to the class of such an object.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any
+
+import torch
+from torch._dynamo import guards
+from torch._dynamo.source import AttrSource, GenericAttrSource
+from torch._guards import Guard
+
+from pygraph.torch_patches.guards import make_by
+from pygraph.torch_patches.state import Attempt
+
+
+def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
+    make_by(output, "HASATTR", _make, attempt)
+
+
+def _make(builder: guards.GuardBuilder, guard: Guard) -> bool:
+    """As Dynamo's, that an object has an attribute, or has none of that name."""
+    source: Any = guard.originating_source
+    if type(source) is not AttrSource:
+        return False
+    owner, name = builder.get(source.base), source.member
+    if not _is_behind_python(owner, name):
+        return False
+    builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+    if hasattr(owner, name):
+        builder.get_guard_manager_from_source(GenericAttrSource(source.base, name))
+    else:
+        absence = functools.partial(guards.GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+        absence(builder, Guard(source.base, absence))
+    return True
+
+
+def _is_behind_python(owner: Any, name: str) -> bool:
+    """Whether an object's ``__getattribute__`` is Python, and does as ``object``'s for this name: has
+    what that finds, or has nothing of the name."""
+    kind = type(owner)
+    lookup = inspect.getattr_static(kind, "__getattribute__")
+    is_python = isinstance(lookup, types.FunctionType) and not hasattr(kind, "__getattr__")
+    if not is_python or not isinstance(getattr(owner, "__dict__", None), dict):
+        return False
+    absent = object()
+    try:
+        found = object.__getattribute__(owner, name)
+    except AttributeError:
+        if any(name in vars(base) for base in kind.__mro__):  # a property, say, that fails for now
+            return False
+        found = absent
+    return getattr(owner, name, absent) is found

@@ -1,0 +1,85 @@
+"""Whether the installed PyTorch has what the patches were written for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from typing import Any, Literal
+
+import torch
+
+from pygraph.source_digest import digest_of
+from pygraph.torch_patches.table import PATCHES, Patch
+
+_GONE = "gone"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A part of PyTorch, by its dotted name, that is not the known one."""
+
+    name: str
+    kind: Literal["changed", "gone"]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'has changed' if self.kind == 'changed' else 'is gone'}"
+
+
+def release() -> str:
+    """Of the installed PyTorch, as the table has it: "2.11"."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def resolve(name: str) -> Any:
+    """What a dotted name stands for. Raises ImportError or AttributeError where there is none."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError as error:
+            if count == 1 or not name.startswith(f"{error.name}"):
+                raise
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
+
+
+def digest(name: str) -> str:
+    """Of the source of what a name stands for: empty for a value, "gone" where there is nothing."""
+    digests = _digests()
+    return digests[name] if name in digests else _digest(name)
+
+
+@functools.cache
+def _digests() -> dict[str, str]:
+    """Of all names in the table, before the first of them is replaced."""
+    return {name: _digest(name) for patch in PATCHES for name in patch.names}
+
+
+def _digest(name: str) -> str:
+    try:
+        found = resolve(name)
+    except Exception:  # of an import, too
+        return _GONE
+    return digest_of((found,)) if inspect.isroutine(found) or inspect.isclass(found) else ""
+
+
+def differences(patch: Patch, known: str) -> list[Difference]:
+    """Between the installed PyTorch and what the patch is known to fit of the release `known`."""
+    found = []
+    for name, expected in zip(patch.names, patch.known[known], strict=True):
+        actual = digest(name)
+        if actual != expected:
+            found.append(Difference(name, "gone" if actual == _GONE else "changed"))
+    return found
+
+
+def why_not(patch: Patch) -> str:
+    """Why the patch does not fit the installed PyTorch; empty where it does."""
+    if release() not in patch.known:
+        return f"not known to fit PyTorch {release()}"
+    return ", ".join(str(difference) for difference in differences(patch, release()))

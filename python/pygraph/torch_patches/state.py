@@ -1,0 +1,128 @@
+"""What became of each patch in this process: for the user, and for the log."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+from pygraph import runtime
+from pygraph.torch_patches import selection, sources
+from pygraph.torch_patches.table import PATCHES, Patch
+
+State = Literal["active", "off", "unknown source", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchStatus:
+    """One patch of PyTorch (docs/reference.md).
+
+    state: "active" where it is in use, in one program at least; "off" where nobody has asked for it, or
+        no program has been compiled with it yet; "unknown source" where the installed PyTorch has other
+        functions than the patch is known to fit; "failed" where it raised an exception, which the
+        program did not see. The program has PyTorch's own functions then.
+    reason: why it is not active; empty if it is.
+    """
+
+    name: str
+    state: State
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<18} {self.state}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What PyGraph replaces of PyTorch in this process. Prints as a table."""
+
+    patches: tuple[PatchStatus, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(patch) for patch in self.patches)
+
+
+# Names of patches. Each change is one operation on a set or dictionary: whole, by Python's lock.
+_asked_for: set[str] = set()
+_used: set[str] = set()
+_failures: dict[str, str] = {}
+
+_log_lock = threading.Lock()
+_is_logged = False
+
+
+def status() -> Status:
+    """What became of each patch of PyTorch so far. Thread-safe."""
+    asked_for = frozenset(_asked_for.copy())
+    with contextlib.suppress(ValueError):  # which the next compilation raises
+        asked_for |= selection.default()
+    return Status(tuple(PatchStatus(patch.name, *_state_of(patch, asked_for)) for patch in PATCHES))
+
+
+def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
+    if patch.name in _failures:
+        return "failed", _failures[patch.name]
+    if patch.name in _used:
+        return "active", ""
+    if patch.name not in asked_for:
+        return "off", "not asked for by pygraph.patches"
+    reason = sources.why_not(patch)
+    if reason:
+        return "unknown source", reason
+    try:
+        runtime.engine()
+    except ImportError as error:
+        return "off", str(error)
+    return "off", "no program has been compiled with it yet"
+
+
+def note_asked_for(names: frozenset[str]) -> None:
+    """By the option of a program, or by default."""
+    _asked_for.update(names)
+
+
+def note_used(patch: Patch) -> None:
+    _used.add(patch.name)
+
+
+def note_failure(name: str, error: Exception) -> None:
+    """Of a patch. Logs it, once for each kind of error."""
+    _failures[name] = type(error).__name__
+    with contextlib.suppress(Exception):  # of the error's text, or of a handler of the user's
+        _failures[name] += f": {error}"
+        runtime.notice_once(f"PyGraph leaves {name} to PyTorch: {_failures[name]}")
+
+
+def log_once() -> None:
+    """Logs which patches are active, and why the others are not; in the first call only."""
+    global _is_logged
+    with _log_lock:
+        if _is_logged:
+            return
+        _is_logged = True
+    rows = status().patches
+    active = ", ".join(row.name for row in rows if row.state == "active") or "none"
+    others = "; ".join(f"{row.name} {row.state} ({row.reason})" for row in rows if row.reason)
+    runtime.note(
+        logging.INFO, "patches of PyTorch: active: %s; not active: %s", active, others or "none"
+    )
+
+
+class Attempt:
+    """One patch in one compilation. An error ends it: the rest of the compilation is PyTorch's own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.goes_on = True
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Errors end here, and are noted."""
+        try:
+            yield
+        except Exception as error:
+            self.goes_on = False
+            note_failure(self.name, error)

@@ -1,0 +1,144 @@
+"""The table of patches fits the installed PyTorch, and tells other sources."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo import eval_frame
+
+import pygraph
+from pygraph.torch_patches import check, sources
+from pygraph.torch_patches.table import PATCHES, Patch
+
+from .test_layout import _imports
+
+_ROOT = Path(pygraph.__file__).parent
+_INTERNALS = tuple(
+    f"torch._dynamo.{name}"
+    for name in (
+        *("guards", "codegen", "eval_frame", "symbolic_convert", "output_graph"),
+        *("bytecode_transformation", "source", "mutation_guard", "convert_frame"),
+    )
+)
+
+
+def _patch(name: str) -> Patch:
+    return next(patch for patch in PATCHES if patch.name == name)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_an_entry_is_complete(patch: Patch) -> None:
+    assert patch.replaces and patch.saves and patch.known
+    assert len(set(patch.names)) == len(patch.names)
+    assert all(len(digests) == len(patch.names) for digests in patch.known.values())
+    assert all(sources.resolve(name) is not None for name in patch.replaces)
+    module, function = patch.apply.split(":")
+    assert callable(sources.resolve(f"{module}.{function}"))
+
+
+def test_names_are_unique() -> None:
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+
+
+def test_dynamos_internals_are_imported_in_two_places() -> None:
+    found = set()
+    for path in _ROOT.rglob("*.py"):
+        relative = path.relative_to(_ROOT)
+        imported = {module for _, module in _imports(path)}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "torch._dynamo":
+                imported |= {f"torch._dynamo.{alias.name}" for alias in node.names}
+        if any(module.startswith(_INTERNALS) for module in imported):
+            found.add(relative.parts[0])
+    assert found == {"torch_patches", "dynamo_program.py"}
+
+
+def test_the_backend_has_one_call() -> None:
+    text = (_ROOT / "compile" / "backend.py").read_text()
+    assert text.count("torch_patches.apply(") == text.count("torch_patches.install(") == 1
+    users = [p for p in _ROOT.rglob("*.py") if "torch_patches" in p.read_text()]
+    rooms = {path.relative_to(_ROOT).parts[0] for path in users}
+    assert rooms == {"__init__.py", "torch_patches", "compile", "options.py", "dynamo_program.py"}
+
+
+def test_a_changed_function_and_one_that_is_gone_are_named() -> None:
+    patch = dataclasses.replace(
+        _patch("pregraph_range"),
+        replaces=("torch.nn.Module.forward_like_nothing_else",),
+        relies_on=("torch.nn.Module.apply", "torch.no_such_module.function", "torch.pi"),
+        known={sources.release(): ("0" * 16, "0" * 16, "0" * 16, "")},
+    )
+    found = [(d.name, d.kind) for d in sources.differences(patch, sources.release())]
+    assert found == [
+        ("torch.nn.Module.forward_like_nothing_else", "gone"),
+        ("torch.nn.Module.apply", "changed"),
+        ("torch.no_such_module.function", "gone"),
+    ]
+    assert "torch.nn.Module.apply has changed" in sources.why_not(patch)
+
+
+def test_a_release_that_nobody_has_checked_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert sources.why_not(PATCHES[0]) == "not known to fit PyTorch 2.99"
+
+
+def test_what_a_patch_has_replaced_is_still_known() -> None:
+    pygraph.torch_patches.install(frozenset(patch.name for patch in PATCHES))
+    assert [patch.name for patch in PATCHES if sources.why_not(patch)] == []
+
+
+def _check(*arguments: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    code = f"import runpy, sys, torch; {before}; sys.argv[1:] = {list(arguments)!r}; "
+    code += 'runpy.run_module("pygraph.torch_patches.check", run_name="__main__")'
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_check_says_that_all_match() -> None:
+    result = _check()
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"PyTorch {torch.__version__}"
+    assert [line.split() for line in lines[1:]] == [[patch.name, "match"] for patch in PATCHES]
+
+
+def test_check_names_what_is_not_as_known() -> None:
+    changes = (
+        "import torch._dynamo.utils as u, torch._functorch.utils as f, torch._dynamo.eval_frame as e; "
+        "u.record_pregraph_bytecode_exit = u.record_pregraph_bytecode_enter; "
+        "del f.unwrap_dead_wrappers; torch.__version__ = '2.99.0'"
+    )
+    result = _check(before=changes)
+    assert result.returncode == 1
+    assert "pregraph_range     changed" in result.stdout
+    assert "    torch._dynamo.utils.record_pregraph_bytecode_exit has changed\n" in result.stdout
+    assert "dead_wrappers      gone" in result.stdout
+    assert "    torch._functorch.utils.unwrap_dead_wrappers is gone\n" in result.stdout
+    assert "saved_hooks_guard  match (compared with 2.11)" in result.stdout
+
+
+def test_digests_for_the_table_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    check.print_digests(_patch("dead_wrappers"))
+    (known,) = _patch("dead_wrappers").known.items()
+    assert capsys.readouterr().out == f'dead_wrappers: "{known[0]}": ("{known[1][0]}",)\n'
+
+
+def test_an_unknown_function_is_kept(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = _patch("module_flag")
+    monkeypatch.setattr(sources, "_digests", lambda: {patch.replaces[0]: "another"})
+    before = eval_frame._set_in_optimized_module
+    monkeypatch.setattr(eval_frame, "_set_in_optimized_module", before)
+    pygraph.torch_patches.install(frozenset({"module_flag"}))
+    assert eval_frame._set_in_optimized_module is before
+    row = next(row for row in pygraph.status().patches if row.name == "module_flag")
+    assert row.state == "unknown source"
+    assert row.reason == f"{patch.replaces[0]} has changed"
