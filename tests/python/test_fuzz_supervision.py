@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _run(folder: Path, **changed: object) -> dict[str, object]:
     given = {
-        **{"count": 3, "seconds": 300, "reduce_seconds": 0, "level": "partition"},
+        **{"count": 3, "seconds": 300, "reduce_seconds": 0, "level": "partition", "mode": ""},
         **{"workers": 1, "device": "cpu", "folder": str(folder), "fault": ""},
     }
     return fuzz.run(argparse.Namespace(**{**given, **changed}))
@@ -62,11 +62,11 @@ def test_a_crash_belongs_to_its_seed(folder: Path, seed: int) -> None:
 def test_a_hang_is_ended_and_the_worker_goes_on(folder: Path, seed: int) -> None:
     worker = Worker(0, "cpu", folder, "hangs")
     try:
-        reply = worker.ask({"seed": seed, "level": "partition"}, 20)
+        reply = worker.ask({"seed": seed, "level": "partition", "mode": ""}, 20)
         assert reply["verdict"] == "hung"
         assert any("faulty.py" in line for line in reply["detail"])  # where it hung
         assert worker.starts == 1
-        assert worker.ask({"seed": seed, "level": "partition"}, 5)["verdict"] == "hung"
+        assert worker.ask({"seed": seed, "level": "partition", "mode": ""}, 5)["verdict"] == "hung"
         assert worker.starts == 2
     finally:
         worker.stop()
