@@ -60,7 +60,8 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       slots_(driver, kMostStreams) {
   replicas_.reserve(kMostStreams);  // the first one is read without the lock
   auto& first = replicas_.emplace_back(std::make_unique<Replica>());
-  first->host = std::make_unique<ExecutableGraph>(driver, std::move(graph), std::move(linked));
+  first->executable =
+      std::make_unique<ExecutableGraph>(driver, std::move(graph), std::move(linked));
   plan_donations();
   plan_allocations();
   const auto& states = executable().linked().recording.random;
@@ -101,7 +102,7 @@ CallStream CapturedGraph::call_stream() const {
 // A copy of the first one, which no stream has used.
 std::unique_ptr<CapturedGraph::Replica> CapturedGraph::new_replica() const {
   auto replica = std::make_unique<Replica>();
-  replica->host = executable().copy(Patching::kHost);
+  replica->executable = executable().copy();
   return replica;
 }
 
@@ -157,46 +158,6 @@ bool CapturedGraph::is_out_of_use() {
   if (failure.empty()) return false;
   if (calls_to_rest_ > 0 && --calls_to_rest_ == 0) failure.clear();
   return true;
-}
-
-void CapturedGraph::patch(Patching patching) {
-  if (patching == patching_) return;
-  const c10::OptionalDeviceGuard guard(device_);
-  const CallStream stream = call_stream();
-  const WithoutPythonLock unlocked;
-  const std::lock_guard lock(mutex_);
-  if (patching == Patching::kHost) {
-    for (const auto& replica : replicas_) {
-      if (replica->patching == Patching::kHost) continue;
-      replica->host->bind(replica->device->bound());
-      replica->patching = Patching::kHost;
-    }
-  } else {
-    size_t slot = 0;
-    Replica& replica = replica_for(stream, slot);
-    if (replica.device == nullptr) replica.device = replica.host->copy(Patching::kDevice);
-    try {
-      replica.device->bind(replica.host->bound());
-    } catch (...) {
-      replica.device.reset();
-      throw;
-    }
-    replica.patching = Patching::kDevice;
-  }
-  patching_ = patching;
-}
-
-void CapturedGraph::drop_other_patching() {
-  const WithoutPythonLock unlocked;
-  std::vector<std::unique_ptr<ExecutableGraph>> dropped;  // which waits for the device
-  const std::lock_guard lock(mutex_);
-  for (const auto& replica : replicas_) {
-    if (replica->patching == Patching::kHost) {
-      dropped.push_back(std::move(replica->device));
-    } else {
-      replica->host->drop_executable();  // what is left is copied for other streams
-    }
-  }
 }
 
 void CapturedGraph::settle_workspace() {
@@ -372,7 +333,7 @@ void CapturedGraph::bind_and_launch(Launch& launch) {
   const std::lock_guard entered(replica.workspace->mutex());
   const uint64_t workspace = needed > 0 ? replica.workspace->enter(needed) : 0;
   place_internal_memory(launch, replica, workspace);
-  ExecutableGraph& executable = replica.executable();
+  ExecutableGraph& executable = *replica.executable;
   nodes_touched += executable.bind(launch.addresses);
   if (draws_) {
     // From pageable memory: the driver has copied the bytes when the call returns.

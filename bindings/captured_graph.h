@@ -68,13 +68,6 @@ class CapturedGraph {
   void note_no_room();
   // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
   bool is_out_of_use();
-  // Replays on the current stream patch addresses from now on as asked, and begin where the other
-  // way has stopped; on others, the host does. The first time on the device, the graph is copied
-  // and instantiated once more. Throws DriverError or StreamNotReady, and replays go on as before.
-  void patch(Patching patching);
-  Patching patching() const { return patching_; }
-  // Frees what patching in the other way takes.
-  void drop_other_patching();
 
   // The graph is to stay: takes its room on the current stream, and lets the workspace settle.
   // Throws as replay() does.
@@ -93,7 +86,7 @@ class CapturedGraph {
                    const std::optional<at::Generator>& generator = std::nullopt);
 
   const LinkedGraph& linked() const { return executable().linked(); }
-  const ExecutableGraph& executable() const { return *replicas_.front()->host; }
+  const ExecutableGraph& executable() const { return *replicas_.front()->executable; }
   c10::Device device() const { return device_; }
   uint64_t output_bytes() const;  // of the memory that a replay allocates
   // Internal memory in blocks that are taken for each launch and given back at once.
@@ -126,13 +119,10 @@ class CapturedGraph {
   static constexpr uint32_t kNoArgument = ~uint32_t{0};
   // What launches on one stream write to.
   struct Replica {
-    std::unique_ptr<ExecutableGraph> host;    // patched by the host
-    std::unique_ptr<ExecutableGraph> device;  // patched on the device, if that was asked for
-    Patching patching = Patching::kHost;
+    std::unique_ptr<ExecutableGraph> executable;
     std::shared_ptr<Workspace> workspace;
     uint64_t reserved = 0;       // bytes of it
     c10::DataPtr random_memory;  // 16 bytes (seed, offset) per source
-    ExecutableGraph& executable() { return patching == Patching::kHost ? *host : *device; }
     void reserve(uint64_t bytes);
     void release() noexcept;
   };
@@ -177,7 +167,6 @@ class CapturedGraph {
   std::vector<at::Tensor> held_;       // memory that nodes use where it is
   std::optional<FftPlans> fft_plans_;  // if it uses some
   Switches switches_;                  // that it was recorded under
-  std::atomic<Patching> patching_ = Patching::kHost;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
   StreamSlots slots_;

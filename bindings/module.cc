@@ -108,20 +108,6 @@ void bind_captured_graph(py::module_& m) {
           py::arg("generator") = py::none())
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("settle_workspace", &CapturedGraph::settle_workspace)
-      .def("patch_on_device",
-           [](CapturedGraph& graph, bool on_device) {
-             graph.patch(on_device ? Patching::kDevice : Patching::kHost);
-           })
-      .def("drop_other_patching", &CapturedGraph::drop_other_patching)
-      .def_property_readonly(
-          "is_patched_on_device",
-          [](const CapturedGraph& graph) { return graph.patching() == Patching::kDevice; })
-      .def_property_readonly(
-          "nodes_on_device",
-          [](const CapturedGraph& graph) { return graph.executable().nodes_on_device(); })
-      .def_property_readonly(
-          "device_patch_bytes",
-          [](const CapturedGraph& graph) { return graph.executable().device_bytes(); })
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
       .def_property_readonly("replays",

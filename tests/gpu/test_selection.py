@@ -176,7 +176,6 @@ def test_the_option_overrides_the_measurement() -> None:
 
 def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 5)
-    monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 5)
     module, model = _compiled(Small())
     x = torch.randn(8, 64, device="cuda")
     _calls(model, x)

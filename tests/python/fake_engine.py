@@ -56,9 +56,6 @@ class FakeGraph(Base):
     donated: list[int] = []  # noqa: RUF012
     random_arguments: list[int] = []  # noqa: RUF012
     audit_at: int | None = None
-    nodes_on_device = 0
-    device_patch_bytes = 7
-    is_patched_on_device = False
 
     def __init__(self, function: Function = add_one, **members: Any) -> None:
         self.function = function
@@ -66,8 +63,7 @@ class FakeGraph(Base):
         self.poisons: list[int] = []
         self.gave_away: list[bool] = []
         self.generator: Any = None
-        self.on_device: list[bool] = []
-        self.released = self.settled = self.dropped = 0
+        self.released = self.settled = 0
         for name, value in members.items():
             assert hasattr(FakeGraph, name), name
             setattr(self, name, value)
@@ -99,13 +95,6 @@ class FakeGraph(Base):
 
     def settle_workspace(self) -> None:
         self.settled += 1
-
-    def patch_on_device(self, on_device: bool) -> None:
-        self.on_device.append(on_device)
-        self.is_patched_on_device = on_device
-
-    def drop_other_patching(self) -> None:
-        self.dropped += 1
 
     def link_map(self) -> str:
         return ""

@@ -255,7 +255,3 @@ class Partition:
     def written(self) -> frozenset[int]:
         """Positions of inputs that the function may write, in any signature that was recorded."""
         return self._effects.known.mutated
-
-    def moving(self, args: Sequence[Any]) -> list[int]:
-        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
-        return self._effects.moving(args)
