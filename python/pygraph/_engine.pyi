@@ -79,7 +79,7 @@ class CapturedGraph:
     def to_dot(self) -> str: ...
 
 class RecordingPair:
-    """Two recordings of a function, on their way to a CapturedGraph. See bindings/recording_pair.h."""
+    """Two recordings of a function, until they are linked (bindings/record/recording_pair.h)."""
 
     def __init__(self, arguments: list[Any], device: int, capacity: int) -> None: ...
     def is_recorded(self, tensor: torch.Tensor) -> bool: ...
@@ -123,7 +123,7 @@ class GivenAway:
     def positions(self) -> list[int]: ...
 
 class LastLook:
-    """Shows tensors' memory before it is freed, or at ``end()`` (bindings/last_look.h)."""
+    """Shows tensors' memory before it is freed, or at ``end()`` (bindings/tensors/last_look.h)."""
 
     def __init__(
         self, tensors: list[torch.Tensor], look: Callable[[int, torch.Tensor], None]

@@ -28,7 +28,6 @@ class FakeGraph(Base):
 
     function: what a replay runs. error: what a replay raises instead.
     poisons, gave_away: of each replay. generator: of the last one.
-    on_device: for each call of ``patch_on_device``.
     released, settled, dropped: how often ``release_workspace``, ``settle_workspace`` and
         ``drop_other_patching`` were called.
     """

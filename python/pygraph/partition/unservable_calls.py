@@ -1,6 +1,6 @@
 """Calls of a signature that its graph cannot serve. They run uncaptured.
 
-A backward's graph may use the memory of arguments that calls give away (bindings/donation.h). It is
+A backward's graph may use the memory of arguments that calls give away (bindings/tensors/donation.h). It is
 verified with that memory only, so it cannot serve a call that retains them: somebody holds an
 activation, or calls backward with ``retain_graph``.
 

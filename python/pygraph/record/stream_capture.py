@@ -33,7 +33,7 @@ class StreamCapture:
     """One of the two recordings of a function.
 
     index: which of the pair's. sources: of the random numbers that the function draws, as the engine
-    counts them (bindings/captured_graph.h); generators: the same, as objects.
+    counts them (bindings/replay/captured_graph.h); generators: the same, as objects.
     """
 
     function: Callable[[list[Any]], Sequence[Any]]
