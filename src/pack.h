@@ -5,15 +5,10 @@
 #include <vector>
 
 #include "interference.h"
+#include "pygraph/alignment.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
-
-constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator: kernels may rely on it
-
-constexpr uint64_t align_up(uint64_t value) {
-  return (value + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // A place for something larger by more than a half would keep too much memory from being freed for
 // as long as the output lives.

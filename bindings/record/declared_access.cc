@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string_view>
 
 #include "record/node_count.h"
@@ -100,8 +99,7 @@ void declare_operator(Recording& recording, RecordedOperator op, uint32_t number
     node.declared = true;
     node.op = number;
     for (const uint32_t offset : node.address_offsets()) {
-      uint64_t word = 0;
-      std::memcpy(&word, node.image.data() + offset, sizeof word);
+      const uint64_t word = node.word_at(offset);
       const auto is_meant = [&](const Range& range) { return points_to(range, word); };
       if (std::ranges::any_of(op.writes, is_meant)) {
         node.writes.push_back(offset);
@@ -122,7 +120,7 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
     const auto [offset, size] = node.params[i];
     uint64_t address = 0;
     if (size == sizeof address) {
-      std::memcpy(&address, node.image.data() + offset, sizeof address);
+      address = node.word_at(static_cast<uint32_t>(offset));
     } else if (!is_launchers) {
       return;
     }

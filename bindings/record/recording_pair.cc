@@ -13,9 +13,6 @@
 namespace pygraph::bindings {
 namespace {
 
-// Different gaps make distances between buffers differ between the recordings, not only addresses.
-constexpr std::array<uint64_t, 2> kGaps = {512, AddressSpace::kIrregularGaps};
-
 // Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
 // and given back at once, so that others can use it between launches. Smaller ones stay in the
 // workspace: memory that moves between calls costs host time for every node that uses it.
@@ -73,7 +70,8 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
   {
     const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
     for (int i = 0; i < 2; ++i) {
-      spaces_[i] = std::make_unique<AddressSpace>(driver, device.index(), capacity, kGaps[i]);
+      spaces_[i] =
+          std::make_unique<AddressSpace>(driver, device.index(), capacity, AddressSpace::kGaps[i]);
     }
   }
   original_ = std::exchange(original.list, nullptr);

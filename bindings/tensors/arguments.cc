@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "pygraph/alignment.h"
 #include "pygraph/recording.h"
 #include "tensors/switches.h"
 
@@ -252,7 +253,7 @@ at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, Addre
   using Content = AddressSpace::Content;
   const Content content =
       c10::isFloatingType(argument.dtype) ? Content::kFloating : Content::kOther;
-  const uint64_t low_bits = argument.alignment % 512;
+  const uint64_t low_bits = argument.alignment % kAllocationAlignment;
   auto* address = reinterpret_cast<void*>(space.allocate(argument.extent, low_bits, content));
   c10::Storage storage(c10::Storage::use_byte_size_t(), argument.extent,
                        c10::DataPtr(address, like.device()), /*allocator=*/nullptr,

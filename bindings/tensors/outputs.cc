@@ -6,19 +6,16 @@
 #include <map>
 #include <utility>
 
+#include "pygraph/alignment.h"
+
 namespace pygraph::bindings {
 namespace {
 
-constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator
 // Of a shared block; the buffers in it are smaller. Requests up to here come from segments for
 // small ones, so blocks do not break up the memory of larger tensors. And buffers from here on are
 // what a backward reuses one by one, which needs them to have storages of their own
 // (kSmallestDonation in src/donors.h): one that did not would keep the whole graph from it.
 constexpr uint64_t kLargestBlock = uint64_t{1} << 20;
-
-uint64_t align_up(uint64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
   return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);

@@ -63,6 +63,7 @@ struct Node {
 
   // Offsets in `image` where an 8-byte address can stand.
   std::vector<uint32_t> address_offsets() const;
+  uint64_t word_at(uint32_t offset) const;  // of `image`
   // Whether the node, declared or not, may access what the address at this offset leads to.
   bool may_access(uint32_t offset) const;
 };
