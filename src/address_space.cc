@@ -33,9 +33,9 @@ uint64_t irregular_start(uint64_t half, uint64_t granularity) {
   return half / granularity * 5 / 128 * granularity;
 }
 
-// Host memory through which the content of pages goes, piece by piece. Pinned, because copies from
-// and to other memory take several times as long, and verification does this eight times per graph;
-// where that cannot be had, other memory does. One for the process, kept.
+// ReusableOutput memory through which the content of pages goes, piece by piece. Pinned, because
+// copies from and to other memory take several times as long, and verification does this eight
+// times per graph; where that cannot be had, other memory does. One for the process, kept.
 class Staging {
  public:
   explicit Staging(const Driver& driver) : lock_(mutex()) {
@@ -178,7 +178,7 @@ bool AddressSpace::replace_mapping(const Range& mapping) noexcept {
   return is_done;
 }
 
-void AddressSpace::keep(const std::vector<Range>& pieces) noexcept {
+void AddressSpace::retain(const std::vector<Range>& pieces) noexcept {
   const RelaxedCaptureMode relaxed(driver_);
   for (Region& region : regions_) {
     std::erase_if(region.mappings, [&](const Range& mapping) {

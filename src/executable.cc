@@ -18,11 +18,11 @@ std::unique_ptr<ExecutableGraph> ExecutableGraph::copy() const {
   return std::make_unique<ExecutableGraph>(driver_, std::move(graph), std::move(linked));
 }
 
-const Node& ExecutableGraph::node_of(const BindTable::Patch& patch) const {
+const Node& ExecutableGraph::node_of(const BindTable::PatchedNode& patch) const {
   return linked_.recording.nodes[patch.node];
 }
 
-void ExecutableGraph::apply_to_graph(const BindTable::Patch& patch) {
+void ExecutableGraph::apply_to_graph(const BindTable::PatchedNode& patch) {
   const Node& node = node_of(patch);
   if (node.kind == NodeKind::kKernel) {
     PYGRAPH_CHECK(driver_, graph_kernel_set_params(node.handle, &patch.params));
@@ -35,7 +35,7 @@ void ExecutableGraph::apply_to_graph(const BindTable::Patch& patch) {
   }
 }
 
-void ExecutableGraph::apply_to_executable(const BindTable::Patch& patch) {
+void ExecutableGraph::apply_to_executable(const BindTable::PatchedNode& patch) {
   const Node& node = node_of(patch);
   if (node.parent >= 0) {
     // A child graph is updated as a whole, from its template.
@@ -70,7 +70,7 @@ void ExecutableGraph::apply_child_graphs() {
 
 // The graph itself gets the addresses first, so that nothing in it refers to stand-ins any more.
 void ExecutableGraph::instantiate() {
-  for (const BindTable::Patch& patch : table_.patches()) apply_to_graph(patch);
+  for (const BindTable::PatchedNode& patch : table_.patched_nodes()) apply_to_graph(patch);
   CUgraphExec raw = nullptr;
   abi::InstantiateParams params{};
   if (has_priorities()) params.flags = abi::kInstantiateUseNodePriority;
@@ -100,7 +100,7 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
       instantiate();
     } else {
       for (const uint32_t index : table_.dirty()) {
-        apply_to_executable(table_.patches()[index]);
+        apply_to_executable(table_.patched_nodes()[index]);
       }
       apply_child_graphs();
     }

@@ -32,7 +32,7 @@ uint64_t Node::word_at(uint32_t offset) const {
 }
 
 bool Node::may_access(uint32_t offset) const {
-  return !declared || std::ranges::find(reads, offset) != reads.end() ||
+  return !has_known_accesses || std::ranges::find(reads, offset) != reads.end() ||
          std::ranges::find(writes, offset) != writes.end();
 }
 

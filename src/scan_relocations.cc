@@ -112,7 +112,7 @@ class Scan {
         b_(linked.recording),
         owners_(driver, surroundings),
         displacements_(linked.symbols),
-        diverted_(stand_in_address(b_)) {}
+        stand_in_(stand_in_address(b_)) {}
 
   void run(uint32_t first_random) {
     first_random_ = first_random;
@@ -131,7 +131,7 @@ class Scan {
 
   void scan_node() {
     const size_t relocations_before = linked_.relocations.size();
-    diverts_ = false;
+    uses_stand_in_ = false;
     noise_.clear();
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
@@ -144,7 +144,7 @@ class Scan {
     const bool is_relocated = linked_.relocations.size() > relocations_before;
     check_noise(relocations_before);
     // Only nodes with relocations get their image written back.
-    if (diverts_ && (diverted_ == 0 || !is_relocated)) {
+    if (uses_stand_in_ && (stand_in_ == 0 || !is_relocated)) {
       refuse("has an address among its parameters that belongs to no known memory");
     }
     if (is_relocated && !is_updatable(node_b())) {
@@ -203,7 +203,7 @@ class Scan {
     } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
       ++linked_.unexplained_words;
     } else if (is_device_memory(driver_, word_b)) {
-      divert(offset);
+      point_at_stand_in(offset);
     } else {
       ++linked_.noise_words;
       noise_.push_back({offset, word_a, word_b});
@@ -279,15 +279,15 @@ class Scan {
     if (linked_.doubtful_use.empty()) {
       linked_.doubtful_use = name_of(b_, index_) + " perhaps " + reason;
     }
-    divert(offset);
+    point_at_stand_in(offset);
   }
 
   // So that a verification with poisoned stand-ins shows a use of the word.
-  void divert(uint32_t offset) {
-    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &diverted_,
-                sizeof diverted_);
+  void point_at_stand_in(uint32_t offset) {
+    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &stand_in_,
+                sizeof stand_in_);
     ++linked_.unexplained_words;
-    diverts_ = true;
+    uses_stand_in_ = true;
   }
 
   // `first`: the node's first relocation.
@@ -310,12 +310,12 @@ class Scan {
   const Recording& b_;
   ConstantOwners owners_;
   Displacements displacements_;
-  uint64_t diverted_;
+  uint64_t stand_in_;
   uint32_t first_random_ = 0;
   uint32_t equal_words_ = 0;  // of the unexplained ones: equal in both recordings
   // Of the current node.
   uint32_t index_ = 0;
-  bool diverts_ = false;
+  bool uses_stand_in_ = false;
   uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;

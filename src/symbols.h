@@ -9,8 +9,6 @@
 
 namespace pygraph {
 
-constexpr uint64_t kRandomStateSize = 16;  // seed and offset
-
 // Inputs, then allocations (outputs among them), then random states, each in the order of the
 // recordings. Throws NotRelocatable where an output is no allocation of its own.
 std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b);

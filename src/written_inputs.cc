@@ -22,7 +22,7 @@ std::vector<uint32_t> written_words(const Recording& recording, const Node& node
   const Operator* op = recording.operator_of(node);
   if (op != nullptr && !op->is_foreign) return {};
   if (node.kind == NodeKind::kMemcpy) return {offsetof(abi::Memcpy3D, dst_device)};
-  if (node.kind == NodeKind::kKernel && node.declared) return node.writes;
+  if (node.kind == NodeKind::kKernel && node.has_known_accesses) return node.writes;
   return node.address_offsets();
 }
 

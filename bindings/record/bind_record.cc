@@ -67,16 +67,16 @@ void bind_record(py::module_& m) {
            })
       .def("may_write", &RecordingPair::may_write)
       .def("returned", &RecordingPair::returned)
-      .def("surround",
+      .def("set_surroundings",
            [](RecordingPair& pair, const py::list& held, py::function cached) {
-             pair.surround(tensors_of(held), [cached = std::move(cached)] {
+             pair.set_surroundings(tensors_of(held), [cached = std::move(cached)] {
                return ranges_of(cached().cast<std::vector<std::pair<uint64_t, uint64_t>>>());
              });
            })
-      .def("keep",
+      .def("retain",
            [](RecordingPair& pair, int index,
               const std::vector<std::pair<uint64_t, uint64_t>>& pieces) {
-             return pair.keep(index, ranges_of(pieces));
+             return pair.retain(index, ranges_of(pieces));
            })
       .def("link", &RecordingPair::link)
       .def("poison", &RecordingPair::poison, py::call_guard<py::gil_scoped_release>())

@@ -96,7 +96,7 @@ void declare_operator(Recording& recording, RecordedOperator op, uint32_t number
   for (Node& node : recording.nodes) {
     if (node.position < op.first || node.position >= op.last || node.parent >= 0) continue;
     if (node.kind == NodeKind::kChildGraph) continue;
-    node.declared = true;
+    node.has_known_accesses = true;
     node.op = number;
     for (const uint32_t offset : node.address_offsets()) {
       const uint64_t word = node.word_at(offset);
@@ -135,7 +135,7 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
       return;  // it writes to memory that is no symbol
     }
   }
-  node.declared = true;
+  node.has_known_accesses = true;
   node.reads = std::move(reads);
   node.writes = std::move(writes);
 }
@@ -240,7 +240,7 @@ void declare_accesses(Recording& recording, RecordedOperators operators,
     declare_operator(recording, std::move(operators.listed[i]), i);
   }
   for (Node& node : recording.nodes) {
-    if (node.kind != NodeKind::kKernel || node.parent >= 0 || node.declared) continue;
+    if (node.kind != NodeKind::kKernel || node.parent >= 0 || node.has_known_accesses) continue;
     const auto access = kernels.find(reinterpret_cast<uint64_t>(node.function));
     if (access != kernels.end()) declare_kernel(recording, node, access->second);
   }

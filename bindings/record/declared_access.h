@@ -1,6 +1,6 @@
 // What recorded kernels access, as far as somebody says so: the schema of the operator that
 // launched them, or the compiler that made them. The engine lets nodes run beside each other by
-// this (Node::declared; src/branches.h).
+// this (Node::has_known_accesses; src/branches.h).
 //
 // Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
 // interface). Of those listed in declared_access.cc, the schema tells which arguments are written.

@@ -1,12 +1,12 @@
 #include "record/recording_pair.h"
 
-#include <pthread.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <set>
 
 #include "pygraph/written_inputs.h"
+#include "record/scrub_stack.h"
 #include "torch_private/philox.h"
 #include "without_python_lock.h"
 
@@ -19,38 +19,9 @@ namespace {
 constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
 
 // Of all recordings of the process.
-std::vector<Range>& kept_stand_ins() {
+std::vector<Range>& retained_stand_ins() {
   static auto* kept = new std::vector<Range>;
   return *kept;
-}
-
-constexpr size_t kScrubbedStack = size_t{512} << 10;
-// Left alone at the end of a thread's stack: for the loop itself, and pages that must not be
-// touched.
-constexpr size_t kStackReserve = size_t{64} << 10;
-
-// Bytes of this thread's stack below the caller's frame; 0 where the system does not say.
-size_t stack_left() {
-  pthread_attr_t attributes;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
-  void* lowest = nullptr;
-  size_t size = 0;
-  const int status = pthread_attr_getstack(&attributes, &lowest, &size);
-  pthread_attr_destroy(&attributes);
-  const auto here = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
-  const auto end = reinterpret_cast<uint64_t>(lowest);
-  return status == 0 && here > end ? here - end : 0;
-}
-
-// Zeroes the stack below the caller, where the recorded code will run. Kernels whose parameters are
-// large structs (lists of tensors) are launched with whatever the stack held in the unused part;
-// without this, that is addresses from before the recording, which nothing could explain.
-__attribute__((noinline)) void scrub_stack() {
-  const size_t left = stack_left();
-  if (left <= kStackReserve) return;
-  const size_t bytes = std::min(kScrubbedStack, left - kStackReserve);
-  auto* garbage = static_cast<volatile uint64_t*>(__builtin_alloca(bytes));
-  for (size_t i = bytes / sizeof(uint64_t); i-- > 0;) garbage[i] = 0;  // downwards, as it grows
 }
 
 }  // namespace
@@ -70,7 +41,7 @@ RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Dev
   {
     const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
     for (int i = 0; i < 2; ++i) {
-      spaces_[i] =
+      halves_[i].space =
           std::make_unique<AddressSpace>(driver, device.index(), capacity, AddressSpace::kGaps[i]);
     }
   }
@@ -81,10 +52,10 @@ RecordingPair::~RecordingPair() {
   operator_log_.reset();
   scope_.reset();
   workspaces_.reset();
-  for (PyObject* list : stand_ins_) Py_XDECREF(list);
+  for (const Half& half : halves_) Py_XDECREF(half.stand_ins);
   Py_XDECREF(original_);
   const WithoutPythonLock unlocked;  // the driver may wait for the device
-  for (auto& space : spaces_) space.reset();
+  for (Half& half : halves_) half.space.reset();
 }
 
 PyObject* RecordingPair::stand_ins(int index) {
@@ -95,22 +66,22 @@ PyObject* RecordingPair::stand_ins(int index) {
       PyList_SET_ITEM(list, i, Py_NewRef(real));
       continue;
     }
-    at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *spaces_[index]);
-    inputs_[index].push_back(
+    at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *halves_[index].space);
+    halves_[index].inputs.push_back(
         {reinterpret_cast<uint64_t>(stand_in.mutable_data_ptr()), arguments_[i].extent});
     PyList_SET_ITEM(list, i, THPVariable_Wrap(std::move(stand_in)));
   }
-  stand_ins_[index] = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+  halves_[index].stand_ins = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
   if (index == 1) Py_CLEAR(original_);  // the user's tensors are not kept longer than needed
   return list;
 }
 
 void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
-  workspaces_.emplace(spaces_[index]->range());
+  workspaces_.emplace(halves_[index].space->range());
   scrub_stack();
-  scope_.emplace(driver_, stream, *spaces_[index]);
-  operator_log_.emplace(driver_, stream, spaces_[index]->range());
+  scope_.emplace(driver_, stream, *halves_[index].space);
+  operator_log_.emplace(driver_, stream, halves_[index].space->range());
 }
 
 void RecordingPair::end() {
@@ -118,7 +89,7 @@ void RecordingPair::end() {
     operators_ = operator_log_->take();
     uses_fft_plans_ |= operators_.uses_fft_plans;
     scratch_ = workspaces_->stand_ins();
-    logs_[current_] = scope_->log();
+    halves_[current_].log = scope_->log();
   }
   operator_log_.reset();
   scope_.reset();
@@ -128,15 +99,16 @@ void RecordingPair::end() {
 void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
                            std::vector<RandomSource> random,
                            const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
-  Recording& recording = recordings_[index];
+  Recording& recording = halves_[index].recording;
   recording = read_graph(driver_, graph);
-  recording.allocations = logs_[index].allocations();
-  recording.inputs = inputs_[index];
-  recording.address_space = spaces_[index]->range();
+  recording.allocations = halves_[index].log.allocations();
+  recording.inputs = halves_[index].inputs;
+  recording.address_space = halves_[index].space->range();
   recording.scratch = scratch_;
   declare_accesses(recording, std::move(operators_), kernels);
-  outputs_[index].emplace(plan_outputs(returned, stand_ins_[index], spaces_[index]->range()));
-  for (const OutputBuffer* buffer : output_slots(*outputs_[index])) {
+  halves_[index].outputs.emplace(
+      plan_outputs(returned, halves_[index].stand_ins, halves_[index].space->range()));
+  for (const OutputBuffer* buffer : output_slots(*halves_[index].outputs)) {
     recording.outputs.push_back(buffer->address);
   }
   random_ = std::move(random);
@@ -155,7 +127,7 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
 
 bool RecordingPair::is_recorded(const at::Tensor& tensor) const {
   const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
-  return spaces_[current_]->range().contains(address);
+  return halves_[current_].space->range().contains(address);
 }
 
 std::vector<uint32_t> RecordingPair::may_write() const {
@@ -164,17 +136,17 @@ std::vector<uint32_t> RecordingPair::may_write() const {
     if (arguments_[i].is_relocated()) relocated.push_back(i);
   }
   std::set<uint32_t> positions;
-  for (const Recording& recording : recordings_) {
-    for (const uint32_t slot : written_inputs(recording)) positions.insert(relocated.at(slot));
+  for (const Half& half : halves_) {
+    for (const uint32_t slot : written_inputs(half.recording)) positions.insert(relocated.at(slot));
   }
   return {positions.begin(), positions.end()};
 }
 
 std::vector<uint32_t> RecordingPair::returned() const {
   std::set<uint32_t> positions;
-  for (const std::optional<OutputPlan>& plan : outputs_) {
-    if (!plan) continue;
-    for (const Output& output : plan->outputs) {
+  for (const Half& half : halves_) {
+    if (!half.outputs) continue;
+    for (const Output& output : half.outputs->outputs) {
       const bool is_argument =
           output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
       if (is_argument) positions.insert(output.source);
@@ -183,21 +155,21 @@ std::vector<uint32_t> RecordingPair::returned() const {
   return {positions.begin(), positions.end()};
 }
 
-void RecordingPair::surround(std::vector<at::Tensor> held,
-                             std::function<std::vector<Range>()> cached) {
+void RecordingPair::set_surroundings(std::vector<at::Tensor> held,
+                                     std::function<std::vector<Range>()> cached) {
   held_ = std::move(held);
   cached_ = std::move(cached);
 }
 
-std::string RecordingPair::keep(int index, const std::vector<Range>& pieces) {
+std::string RecordingPair::retain(int index, const std::vector<Range>& pieces) {
   // Never destroyed: who holds the memory may do so until the process ends.
   static auto* spaces = new std::vector<std::unique_ptr<AddressSpace>>;
-  kept_stand_ins().insert(kept_stand_ins().end(), pieces.begin(), pieces.end());
-  if (spaces_[index] != nullptr) {
-    spaces->push_back(std::move(spaces_[index]));
+  retained_stand_ins().insert(retained_stand_ins().end(), pieces.begin(), pieces.end());
+  if (halves_[index].space != nullptr) {
+    spaces->push_back(std::move(halves_[index].space));
     AddressSpace& space = *spaces->back();
     const WithoutPythonLock unlocked;  // the driver may wait for the device
-    space.keep(pieces);
+    space.retain(pieces);
   }
   return pieces.empty() ? "" : allocator_of(index, pieces.front());
 }
@@ -205,9 +177,9 @@ std::string RecordingPair::keep(int index, const std::vector<Range>& pieces) {
 // An operator that is not PyTorch's own, if one of several may be it.
 std::string RecordingPair::allocator_of(int index, const Range& piece) const {
   const Operator* found = nullptr;
-  for (const Allocation& allocation : logs_[index].allocations()) {
+  for (const Allocation& allocation : halves_[index].log.allocations()) {
     if (allocation.address != piece.address || allocation.last != Allocation::kNever) continue;
-    for (const Operator& op : recordings_[index].operators) {
+    for (const Operator& op : halves_[index].recording.operators) {
       const bool is_there = op.first <= allocation.first && allocation.first <= op.last;
       if (is_there && (found == nullptr || op.is_foreign)) found = &op;
     }
@@ -216,7 +188,7 @@ std::string RecordingPair::allocator_of(int index, const Range& piece) const {
 }
 
 Surroundings RecordingPair::surroundings() const {
-  Surroundings around{.kept_stand_ins = kept_stand_ins(), .cached = cached_};
+  Surroundings around{.kept_stand_ins = retained_stand_ins(), .cached = cached_};
   const auto is_pinned = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.is_pinned();
   };
@@ -229,11 +201,11 @@ Surroundings RecordingPair::surroundings() const {
 }
 
 void RecordingPair::poison() {
-  for (const auto& space : spaces_) space->poison();
+  for (const Half& half : halves_) half.space->poison();
 }
 
 bool RecordingPair::untouched() {
-  return spaces_[0]->untouched() && spaces_[1]->untouched();
+  return halves_[0].space->untouched() && halves_[1].space->untouched();
 }
 
 std::vector<DonatedInput> RecordingPair::donated_inputs(
@@ -244,7 +216,8 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].is_relocated()) slots[i] = count++;
   }
-  for (const Output& output : outputs_[1]->outputs) {  // the user gets what an output refers to
+  for (const Output& output :
+       halves_[1].outputs->outputs) {  // the user gets what an output refers to
     const bool is_argument =
         output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
     if (is_argument) slots[output.source] = kNone;
@@ -264,15 +237,15 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
                                                    const std::vector<GivenAway>& given_away,
                                                    uint32_t lanes) {
-  outputs_[0]->check_equal(*outputs_[1]);
-  OutputPlan outputs = *outputs_[1];
+  halves_[0].outputs->check_equal(*halves_[1].outputs);
+  OutputPlan outputs = *halves_[1].outputs;
   share_blocks(outputs, sharing);
   const MemoryOptions memory{.donated = donated_inputs(given_away),
                              .sharing = sharing_slots(outputs, sharing),
                              .smallest_block = kLargeBlock};
-  LinkedGraph linked =
-      pygraph::link(driver_, recordings_[0], recordings_[1], memory, lanes, surroundings());
-  take_over_donors(outputs, linked.donors);
+  LinkedGraph linked = pygraph::link(driver_, halves_[0].recording, halves_[1].recording, memory,
+                                     lanes, surroundings());
+  apply_placements(outputs, linked.placements);
   CUgraph clone = nullptr;
   PYGRAPH_CHECK(driver_, graph_clone(&clone, graph_.get()));
   Graph graph(driver_, clone);

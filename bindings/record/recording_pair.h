@@ -23,6 +23,9 @@ class RecordingPair {
   // `arguments` is the real argument list. Throws NotRelocatable for arguments that graphs cannot
   // take, DriverError where stand-in addresses cannot be had.
   RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity);
+  ~RecordingPair();
+  RecordingPair(const RecordingPair&) = delete;
+  RecordingPair& operator=(const RecordingPair&) = delete;
 
   // A new list to call the function with in recording `index` (0 or 1): stand-ins for tensors, the
   // same objects otherwise. The pair keeps a copy, as compiled functions clear their list.
@@ -46,11 +49,11 @@ class RecordingPair {
 
   // Before link(): memory that the function reaches by itself and that graphs are to hold, and how
   // to ask what PyTorch's allocator owns.
-  void surround(std::vector<at::Tensor> held, std::function<std::vector<Range>()> cached);
+  void set_surroundings(std::vector<at::Tensor> held, std::function<std::vector<Range>()> cached);
 
   // Somebody still holds these pieces of memory, which were allocated in recording `index`: they
   // stay valid until the process ends. Says who allocated them. The pair is good for nothing more.
-  std::string keep(int index, const std::vector<Range>& pieces);
+  std::string retain(int index, const std::vector<Range>& pieces);
 
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
   // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
@@ -67,15 +70,24 @@ class RecordingPair {
   bool untouched();
 
  private:
+  struct Half {  // of one recording
+    std::unique_ptr<AddressSpace> space;
+    PyObject* stand_ins = nullptr;  // owned
+    std::vector<Range> inputs;
+    AllocationLog log;
+    Recording recording;
+    std::optional<OutputPlan> outputs;
+  };
+
+  Surroundings surroundings() const;
+  std::string allocator_of(int index, const Range& piece) const;
+  std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
+
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
   PyObject* original_;  // the real argument list, owned; null once both recordings have stand-ins
-  std::array<std::unique_ptr<AddressSpace>, 2> spaces_;
-  std::array<PyObject*, 2> stand_ins_{};  // owned
-  std::array<std::vector<Range>, 2> inputs_;
-  std::array<Recording, 2> recordings_;
-  std::array<std::optional<OutputPlan>, 2> outputs_;
+  std::array<Half, 2> halves_;
   std::vector<RandomSource> random_;
   std::optional<AllocationScope> scope_;
   std::optional<RecordedBlasWorkspaces> workspaces_;
@@ -84,19 +96,10 @@ class RecordingPair {
   bool uses_fft_plans_ = false;
   RecordedOperators operators_;    // of the last recording
   std::vector<uint64_t> scratch_;  // alike
-  std::array<AllocationLog, 2> logs_;
   int current_ = 0;
   std::vector<at::Tensor> held_;
   std::function<std::vector<Range>()> cached_;
-  Surroundings surroundings() const;
-  std::string allocator_of(int index, const Range& piece) const;
-  std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
   Graph graph_;  // a clone of the second recording's graph
-
- public:
-  ~RecordingPair();
-  RecordingPair(const RecordingPair&) = delete;
-  RecordingPair& operator=(const RecordingPair&) = delete;
 };
 
 }  // namespace pygraph::bindings

@@ -19,8 +19,8 @@ namespace {
 using OutputOfRoute = std::optional<std::tuple<
     bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
 
-// As Sent in Python: (arguments, device, whether they are numbers, sent as one vector).
-using SentOfRoute = std::tuple<std::vector<int>, py::object, bool>;
+// As HostTransfer in Python: (arguments, device, whether they are numbers, sent as one vector).
+using HostTransferOfRoute = std::tuple<std::vector<int>, py::object, bool>;
 
 RouteOutput route_output(const OutputOfRoute& output) {
   if (!output) return {};
@@ -57,9 +57,8 @@ void bind_captured_graph(py::module_& m) {
           py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1,
           py::arg("generator") = py::none())
       .def("release_workspace", &CapturedGraph::release_workspace)
-      .def("settle_workspace", &CapturedGraph::settle_workspace)
+      .def("defragment_workspace", &CapturedGraph::defragment_workspace)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
-      .def("to_dot", [](const CapturedGraph& graph) { return to_dot(graph.linked()); })
       .def_property_readonly("replays",
                              [](const CapturedGraph& graph) { return graph.replays.load(); })
       .def_property_readonly(
@@ -68,7 +67,8 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "calls_elsewhere",
           [](const CapturedGraph& graph) { return graph.calls_elsewhere.load(); })
-      .def_property_readonly("donated", &CapturedGraph::donated)
+      .def_property_readonly("donated",
+                             [](const CapturedGraph& graph) { return graph.plan().donated(); })
       .def_property_readonly("random_arguments", &CapturedGraph::random_arguments)
       .def_property_readonly("is_audit_due", &CapturedGraph::is_audit_due)
       .def_property(
@@ -97,17 +97,15 @@ void bind_captured_graph(py::module_& m) {
           [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
       .def_property_readonly(
           "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
-      .def_property_readonly("noise_words",
-                             [](const CapturedGraph& graph) { return graph.linked().noise_words; })
       .def_property_readonly(
           "unexplained_words",
           [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
       .def_property_readonly("doubtful_use",
                              [](const CapturedGraph& graph) { return graph.linked().doubtful_use; })
-      .def_property_readonly("declared",
+      .def_property_readonly("nodes_with_known_accesses",
                              [](const CapturedGraph& graph) {
                                return std::ranges::count_if(graph.linked().recording.nodes,
-                                                            &Node::declared);
+                                                            &Node::has_known_accesses);
                              })
       .def_property_readonly("lanes",
                              [](const CapturedGraph& graph) { return graph.linked().lanes; })
@@ -123,8 +121,10 @@ void bind_captured_graph(py::module_& m) {
                                }
                                return memory;
                              })
-      .def_property_readonly("output_bytes", &CapturedGraph::output_bytes)
-      .def_property_readonly("block_bytes", &CapturedGraph::block_bytes)
+      .def_property_readonly("output_bytes",
+                             [](const CapturedGraph& graph) { return graph.plan().output_bytes(); })
+      .def_property_readonly("block_bytes",
+                             [](const CapturedGraph& graph) { return graph.plan().block_bytes(); })
       .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
         return graph.linked().workspace_size;
       });
@@ -137,20 +137,20 @@ void bind_graphed_callable(py::module_& m) {
     return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
   m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
-                        size_t limit, uint64_t calls_per_look) {
-    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_look);
+                        size_t limit, uint64_t calls_per_recheck) {
+    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_recheck);
   });
   m.def("remove_graph", [](const py::object& callable, const CapturedGraph& graph) {
     remove_graph(callable.ptr(), &graph);
   });
-  m.def("add_without_graph",
-        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_look) {
-          add_without_graph(callable.ptr(), arguments.ptr(), calls_per_look);
+  m.def("add_uncaptured_decision",
+        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_recheck) {
+          add_uncaptured_decision(callable.ptr(), arguments.ptr(), calls_per_recheck);
         });
   m.def("whole_graph_callable",
         [](const py::object& partition, const py::object& fallback, bool takes_list,
            int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs,
-           const std::vector<SentOfRoute>& sent) {
+           const std::vector<HostTransferOfRoute>& sent) {
           Route route{input_count, std::move(inputs), {}, {}};
           for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
           for (const auto& [arguments, device, is_vector] : sent) {
@@ -160,8 +160,8 @@ void bind_graphed_callable(py::module_& m) {
                                                  std::move(route)));
         });
   m.def("pause", &pause_replays);
-  m.def("clear_without_graph",
-        [](const py::object& callable) { clear_without_graph(callable.ptr()); });
+  m.def("clear_uncaptured_decisions",
+        [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
   m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {
     wait(callable.ptr(), std::string_view(signature), seconds);
   });
@@ -169,7 +169,7 @@ void bind_graphed_callable(py::module_& m) {
     return waiting_seconds(callable.ptr(), std::string_view(signature));
   });
   m.def("clear_waiting", [](const py::object& callable) { clear_waiting(callable.ptr()); });
-  m.def("clear_decided", [](const py::object& callable) { clear_decided(callable.ptr()); });
+  m.def("clear_decisions", [](const py::object& callable) { clear_decisions(callable.ptr()); });
 }
 
 }  // namespace

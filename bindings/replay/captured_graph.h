@@ -1,7 +1,6 @@
 // A compiled function for one signature of its arguments, as an executable graph: the replay.
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <Python.h>
 
 #include <atomic>
@@ -14,20 +13,17 @@
 
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
+#include "replay/launch.h"
+#include "replay/memory_back_off.h"
+#include "replay/memory_plan.h"
+#include "replay/random_numbers.h"
 #include "replay/workspace.h"
 #include "tensors/arguments.h"
-#include "tensors/donation.h"
 #include "tensors/outputs.h"
 #include "tensors/switches.h"
 #include "torch_private/fft_plans.h"
 
 namespace pygraph::bindings {
-
-// Where a graph's random numbers come from: argument `argument`, or the device's default generator.
-struct RandomSource {
-  static constexpr int kDefaultGenerator = -1;
-  int argument = kDefaultGenerator;
-};
 
 // Somebody holds an argument whose memory the graph was to use. What it does without that memory
 // has not been verified, so such a call goes uncaptured.
@@ -63,15 +59,14 @@ class CapturedGraph {
   // Gives its room in the streams' workspaces back; the next replay takes what it needs.
   void release_workspace() noexcept;
   // A replay found no memory: what the graph keeps is for the uncaptured run. Where that happens
-  // three times in a row, or at more than one call in three, the graph rests for 1000 calls, then
-  // for four times as many; each try may make PyTorch's allocator empty its caches.
+  // again and again, the graph rests (memory_back_off.h).
   void note_no_room();
   // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
   bool is_out_of_use();
 
   // The graph is to stay: takes its room on the current stream, and lets the workspace settle.
   // Throws as replay() does.
-  void settle_workspace();
+  void defragment_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, gives it up from the allocation of outputs to the launch. Throws
@@ -88,13 +83,10 @@ class CapturedGraph {
   const LinkedGraph& linked() const { return executable().linked(); }
   const ExecutableGraph& executable() const { return *replicas_.front()->executable; }
   c10::Device device() const { return device_; }
-  uint64_t output_bytes() const;  // of the memory that a replay allocates
-  // Internal memory in blocks that are taken for each launch and given back at once.
-  uint64_t block_bytes() const;
-  // Positions of the arguments that a replay may overwrite because the call gives them away.
-  std::vector<uint32_t> donated() const;
+  // What a launch takes, and which arguments it may overwrite.
+  const MemoryPlan& plan() const { return plan_; }
   // Where a replay's random numbers come from; empty if it draws none.
-  std::vector<int> random_arguments() const;
+  std::vector<int> random_arguments() const { return random_.arguments(); }
   // Whether the next call is to be audited instead of replayed (python/pygraph/partition/audit.py).
   bool is_audit_due() const { return replays >= audit_at; }
 
@@ -109,14 +101,6 @@ class CapturedGraph {
   std::string failure;  // why the graph is not used, for good or while it rests; empty if it is
 
  private:
-  struct Launch;
-  // Memory that a launch takes from PyTorch's allocator: a block of outputs, or a region.
-  struct Allocation {
-    uint64_t bytes = 0;
-    bool is_output = false;
-    uint32_t index = 0;
-  };
-  static constexpr uint32_t kNoArgument = ~uint32_t{0};
   // What launches on one stream write to.
   struct Replica {
     std::unique_ptr<ExecutableGraph> executable;
@@ -130,47 +114,26 @@ class CapturedGraph {
   // What serves the current stream, `stream`; hold the lock. Throws StreamNotReady, DriverError,
   // c10::OutOfMemoryError.
   Replica& replica_for(CallStream stream, size_t& slot);
+  static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
+                                                             LinkedGraph linked);
   std::unique_ptr<Replica> new_replica() const;
   CallStream call_stream() const;
-  std::vector<at::Generator> generators(
-      PyObject* arguments, const std::optional<at::Generator>& default_generator) const;
-  bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
-  void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
-  void plan_allocations();
-  void take_donated(Launch& launch, PyObject* arguments, Donations& donations) const;
-  void allocate(Launch& launch) const;
-  void place_internal_memory(Launch& launch, const Replica& replica, uint64_t workspace) const;
-  void bind_and_launch(Launch& launch);
-  void poison_outputs(const Launch& launch) const;
-  void poison_internal_memory(const Launch& launch, uint64_t workspace, uint64_t size) const;
-  void plan_donations();
-  uint64_t workspace_needed(bool donated) const {
-    return donated ? linked().workspace_size : linked().workspace_size_if_kept;
-  }
+  void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);
 
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
   OutputPlan outputs_;
-  std::vector<RandomSource> random_;
-  std::vector<uint32_t> slot_arguments_;  // position of the argument, by input slot
-  std::vector<GivenAway> donations_;      // that the layout relies on
-  // By block of the outputs (see outputs.h): the argument whose memory it takes in calls that give
-  // it away, or kNoArgument.
-  std::vector<uint32_t> donors_;
-  std::vector<Allocation> allocations_;  // of one launch, largest first
-  bool draws_ = false;
-  // Of calls without room, two for each, less one for each replay; and of the graph's rests.
-  uint32_t without_room_ = 0;
-  uint64_t calls_to_rest_ = 0;
-  uint64_t next_rest_ = 1000;
   std::vector<at::Tensor> held_;       // memory that nodes use where it is
   std::optional<FftPlans> fft_plans_;  // if it uses some
   Switches switches_;                  // that it was recorded under
+  MemoryBackOff back_off_;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
   StreamSlots slots_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // by slot; the first one is always there
+  const MemoryPlan plan_;
+  const RandomNumbers random_;
 };
 
 }  // namespace pygraph::bindings

@@ -20,17 +20,17 @@ GraphedCallable* as_callable(PyObject* object) {
 }
 
 std::atomic<bool> g_paused = false;
-thread_local const GraphedCallable* t_goes_uncaptured = nullptr;
+thread_local const GraphedCallable* t_forced_uncaptured = nullptr;
 
 c10::Device device_of(const GraphedCallable& callable) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device)};
 }
 
-constexpr size_t kMostWithoutGraph = 256;  // more of them ask at every call
+constexpr size_t kMostUncapturedDecisions = 256;  // more of them ask at every call
 
 // The decision for such arguments, moved to the front; null if there is none.
-Decided* find(std::vector<Decided>& decided, PyObject* arguments, c10::Device device,
-              const Switches& now) {
+Decision* find(std::vector<Decision>& decided, PyObject* arguments, c10::Device device,
+               const Switches& now) {
   for (size_t i = 0; i < decided.size(); ++i) {
     if (!decided[i].matches(arguments, device, now)) continue;
     if (i > 0) {
@@ -113,7 +113,7 @@ void dealloc(PyObject* self) {
   Py_CLEAR(callable->uncaptured);
   Py_CLEAR(callable->miss);
   delete callable->graphs;
-  delete callable->without_graph;
+  delete callable->uncaptured_decisions;
   delete callable->waiting;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
@@ -150,14 +150,14 @@ PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable)
                           Py_TPFLAGS_DISALLOW_INSTANTIATION,
                       g_slots};
 
-bool is_due(Decided& decided) {
-  if (decided.calls_per_look == 0) return false;
-  return ++decided.calls > decided.calls_per_look;
+bool is_due(Decision& decided) {
+  if (decided.calls_per_recheck == 0) return false;
+  return ++decided.calls > decided.calls_per_recheck;
 }
 
 }  // namespace
 
-bool Decided::matches(PyObject* list, c10::Device device, const Switches& now) const {
+bool Decision::matches(PyObject* list, c10::Device device, const Switches& now) const {
   if (graph != nullptr) return graph->matches(list, now);
   return switches == now && bindings::matches(arguments, list, device) &&
          are_aligned_alike(arguments, list);
@@ -165,7 +165,7 @@ bool Decided::matches(PyObject* list, c10::Device device, const Switches& now) c
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
-  if (t_goes_uncaptured == &callable) return {nullptr, ReplayStatus::kUncaptured};
+  if (t_forced_uncaptured == &callable) return {nullptr, ReplayStatus::kUncaptured};
   try {
     // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
     if (g_paused || torch_cuda::is_capturing(callable.device)) {
@@ -179,25 +179,25 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
   const c10::Device device = device_of(callable);
   const Switches now = current_switches();
-  if (Decided* decided = find(*callable.graphs, arguments, device, now)) {
+  if (Decision* decided = find(*callable.graphs, arguments, device, now)) {
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
     if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
     if (graph->is_audit_due()) return {nullptr, ReplayStatus::kNoMatch};
     return try_replay(*graph, arguments, holders);
   }
-  if (Decided* decided = find(*callable.without_graph, arguments, device, now)) {
+  if (Decision* decided = find(*callable.uncaptured_decisions, arguments, device, now)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
   }
   return {nullptr, ReplayStatus::kNoMatch};
 }
 
-GoesUncaptured::GoesUncaptured(const GraphedCallable* callable) : before_(t_goes_uncaptured) {
-  if (callable != nullptr) t_goes_uncaptured = callable;
+ForceUncaptured::ForceUncaptured(const GraphedCallable* callable) : before_(t_forced_uncaptured) {
+  if (callable != nullptr) t_forced_uncaptured = callable;
 }
 
-GoesUncaptured::~GoesUncaptured() {
-  t_goes_uncaptured = before_;
+ForceUncaptured::~ForceUncaptured() {
+  t_forced_uncaptured = before_;
 }
 
 PyObject* clear_list(PyObject* list, PyObject* outputs) {
@@ -219,8 +219,8 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   callable->uncaptured = Py_NewRef(uncaptured);
   callable->miss = Py_NewRef(miss);
   callable->device = device;
-  callable->graphs = new std::vector<Decided>;
-  callable->without_graph = new std::vector<Decided>;
+  callable->graphs = new std::vector<Decision>;
+  callable->uncaptured_decisions = new std::vector<Decision>;
   callable->waiting = new std::unordered_map<size_t, double>;
   PyObject_GC_Track(callable);
   return reinterpret_cast<PyObject*>(callable);
@@ -229,7 +229,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 // Whoever drops a graph may give up Python's lock, so nothing is dropped while the list changes.
 void remove_graph(PyObject* callable, const CapturedGraph* graph) {
   auto& graphs = *as_callable(callable)->graphs;
-  const auto is_it = [&](const Decided& decided) { return decided.graph.get() == graph; };
+  const auto is_it = [&](const Decision& decided) { return decided.graph.get() == graph; };
   const auto found = std::ranges::find_if(graphs, is_it);
   if (found == graphs.end()) return;
   const std::shared_ptr<CapturedGraph> dropped = std::move(found->graph);
@@ -238,10 +238,10 @@ void remove_graph(PyObject* callable, const CapturedGraph* graph) {
 
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
-                                                      size_t limit, uint64_t calls_per_look) {
+                                                      size_t limit, uint64_t calls_per_recheck) {
   auto& graphs = *as_callable(callable)->graphs;
   remove_graph(callable, graph.get());
-  graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_look});
+  graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_recheck});
   std::vector<std::shared_ptr<CapturedGraph>> dropped;
   while (graphs.size() > limit) {
     dropped.push_back(std::move(graphs.back().graph));
@@ -250,21 +250,21 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
   return dropped;
 }
 
-void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look) {
+void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck) {
   const c10::Device device = device_of(*as_callable(callable));
   const Switches now = current_switches();
-  auto& decided = *as_callable(callable)->without_graph;
-  std::erase_if(decided, [&](const Decided& old) { return old.matches(arguments, device, now); });
+  auto& decided = *as_callable(callable)->uncaptured_decisions;
+  std::erase_if(decided, [&](const Decision& old) { return old.matches(arguments, device, now); });
   std::vector<Argument> described = describe_arguments(arguments, device);
   for (const Argument& argument : described) {
     if (argument.kind == ArgumentKind::kUnsupported) return;  // never matches
   }
-  decided.insert(decided.begin(), {nullptr, std::move(described), now, calls_per_look});
-  if (decided.size() > kMostWithoutGraph) decided.pop_back();
+  decided.insert(decided.begin(), {nullptr, std::move(described), now, calls_per_recheck});
+  if (decided.size() > kMostUncapturedDecisions) decided.pop_back();
 }
 
-void clear_without_graph(PyObject* callable) {
-  as_callable(callable)->without_graph->clear();
+void clear_uncaptured_decisions(PyObject* callable) {
+  as_callable(callable)->uncaptured_decisions->clear();
 }
 
 void wait(PyObject* callable, std::string_view signature, double seconds) {
@@ -281,9 +281,9 @@ void clear_waiting(PyObject* callable) {
   as_callable(callable)->waiting->clear();
 }
 
-void clear_decided(PyObject* callable) {
-  const std::vector<Decided> dropped = std::exchange(*as_callable(callable)->graphs, {});
-  clear_without_graph(callable);
+void clear_decisions(PyObject* callable) {
+  const std::vector<Decision> dropped = std::exchange(*as_callable(callable)->graphs, {});
+  clear_uncaptured_decisions(callable);
   clear_waiting(callable);
 }
 

@@ -19,12 +19,12 @@
 namespace pygraph::bindings {
 
 // What was decided for one signature of the arguments.
-struct Decided {
+struct Decision {
   std::shared_ptr<CapturedGraph> graph;  // null: such calls run uncaptured
   std::vector<Argument> arguments;       // that run uncaptured; a graph has its own
   Switches switches;                     // alike
-  // The decision is looked at again after so many calls (0: never), of which `calls` were made.
-  uint64_t calls_per_look = 0;
+  // The decision is checked again after so many calls (0: never), of which `calls` were made.
+  uint64_t calls_per_recheck = 0;
   uint64_t calls = 0;
 
   bool matches(PyObject* list, c10::Device device, const Switches& now) const;
@@ -35,12 +35,12 @@ struct GraphedCallable {
   // Runs the function uncaptured: takes the argument list, returns the outputs.
   PyObject* uncaptured;
   // Called with the argument list when nothing is decided for such arguments, or the decision is
-  // due for a look, or the graph for an audit; returns the outputs.
+  // due for a recheck, or the graph for an audit; returns the outputs.
   PyObject* miss;
   int device;
   // Each most recently used first.
-  std::vector<Decided>* graphs;
-  std::vector<Decided>* without_graph;
+  std::vector<Decision>* graphs;
+  std::vector<Decision>* uncaptured_decisions;
   // By hash of the signature: seconds of host time that calls like this still run uncaptured for,
   // before anything is asked.
   std::unordered_map<size_t, double>* waiting;
@@ -51,7 +51,7 @@ PyTypeObject* graphed_callable_type();
 
 enum class ReplayStatus : uint8_t {
   kReplayed,
-  kNoMatch,     // or due for a look or an audit
+  kNoMatch,     // or due for a recheck or an audit
   kUncaptured,  // decided so, or this call must not replay
   kError        // a Python error is set
 };
@@ -65,12 +65,12 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
 // While it exists, calls of `callable` from this thread go uncaptured unasked. For what is called
 // in the place of a shortcut that was told kUncaptured: it ends at the same callable, which would
 // try, and count, the call once more.
-class GoesUncaptured {
+class ForceUncaptured {
  public:
-  explicit GoesUncaptured(const GraphedCallable* callable);  // null: nothing changes
-  ~GoesUncaptured();
-  GoesUncaptured(const GoesUncaptured&) = delete;
-  GoesUncaptured& operator=(const GoesUncaptured&) = delete;
+  explicit ForceUncaptured(const GraphedCallable* callable);  // null: nothing changes
+  ~ForceUncaptured();
+  ForceUncaptured(const ForceUncaptured&) = delete;
+  ForceUncaptured& operator=(const ForceUncaptured&) = delete;
 
  private:
   const GraphedCallable* before_;
@@ -82,15 +82,15 @@ PyObject* clear_list(PyObject* list, PyObject* outputs);
 
 // All need Python's lock.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
-// Adds a graph in front, as decided anew, and returns the graphs beyond `limit`, least recently
+// Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
-                                                      size_t limit, uint64_t calls_per_look);
+                                                      size_t limit, uint64_t calls_per_recheck);
 void remove_graph(PyObject* callable, const CapturedGraph* graph);
-// Lets calls with arguments like these run uncaptured without asking, until a look is due.
-void add_without_graph(PyObject* callable, PyObject* arguments, uint64_t calls_per_look);
-void clear_without_graph(PyObject* callable);
+// Lets calls with arguments like these run uncaptured without asking, until a recheck is due.
+void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck);
+void clear_uncaptured_decisions(PyObject* callable);
 // Lets calls of this signature (as of signature_of) run uncaptured without asking, until they have
 // taken `seconds` of host time. Two signatures of one hash would share the time, which does no
 // harm.
@@ -99,7 +99,7 @@ void wait(PyObject* callable, std::string_view signature, double seconds);
 double waiting_seconds(PyObject* callable, std::string_view signature);
 void clear_waiting(PyObject* callable);
 // Forgets all decisions.
-void clear_decided(PyObject* callable);
+void clear_decisions(PyObject* callable);
 
 // While paused no graph of the process is replayed: all calls run uncaptured. For measurements.
 void pause_replays(bool paused);

@@ -36,7 +36,7 @@ const at::Tensor& cpu_tensor(PyObject* object) {
   return tensor;
 }
 
-at::Tensor send(const Sent& sent, PyObject* const* arguments) {
+at::Tensor send(const HostTransfer& sent, PyObject* const* arguments) {
   if (!sent.is_vector) {
     const at::Tensor host = cpu_tensor(arguments[sent.arguments.at(0)]);
     const py::gil_scoped_release unlocked;  // it may be large
@@ -57,7 +57,7 @@ PyObject* send_first(const WholeGraph& whole, PyObject* const* arguments) {
   if (!is_useful && !whole.route->sent.empty()) return nullptr;
   PyObject* list = PyList_New(0);
   try {
-    for (const Sent& sent : whole.route->sent) {
+    for (const HostTransfer& sent : whole.route->sent) {
       PyObject* tensor = THPVariable_Wrap(send(sent, arguments));
       const int status = tensor == nullptr ? -1 : PyList_Append(list, tensor);
       Py_XDECREF(tensor);
@@ -93,7 +93,7 @@ PyObject* make_view(PyObject* source, const View& view) {
   const auto itemsize = static_cast<int64_t>(base.itemsize());
   return THPVariable_Wrap(make_tensor(base.storage(), base.dtype(), view.sizes, view.strides,
                                       (base.storage_offset() + view.offset) * itemsize,
-                                      lazy_bits_of(base)));
+                                      conj_neg_bits_of(base)));
 }
 
 PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
@@ -154,7 +154,7 @@ PyObject* call_with_list(WholeGraph& whole, PyObject* list) {
   PyObject* outputs = try_shortcut(whole, PySequence_Fast_ITEMS(list), 2, status);
   if (outputs != nullptr) return clear_list(list, outputs);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  const GoesUncaptured decided(decided_by(whole, status));
+  const ForceUncaptured decided(decided_by(whole, status));
   return PyObject_CallOneArg(whole.fallback, list);
 }
 
@@ -167,7 +167,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     PyObject* outputs = try_shortcut(whole, args, kUnknownHolders, status);
     if (outputs != nullptr || PyErr_Occurred() != nullptr) return outputs;
   }
-  const GoesUncaptured decided(decided_by(whole, status));
+  const ForceUncaptured decided(decided_by(whole, status));
   return PyObject_Vectorcall(whole.fallback, args, nargsf, kwnames);
 }
 

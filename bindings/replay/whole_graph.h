@@ -32,7 +32,7 @@ struct RouteOutput {
 };
 
 // CPU tensors that are sent to the GPU before the partition is called (tensors/operators.h).
-struct Sent {
+struct HostTransfer {
   std::vector<int> arguments;  // of the graph
   c10::Device device;
   bool is_vector = false;  // numbers, sent as one vector; else one tensor
@@ -45,7 +45,7 @@ struct Route {
   // what was sent.
   std::vector<int> inputs;
   std::vector<RouteOutput> outputs;
-  std::vector<Sent> sent;
+  std::vector<HostTransfer> sent;
 };
 
 PyTypeObject* whole_graph_type();

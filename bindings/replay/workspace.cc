@@ -70,7 +70,7 @@ void Workspace::grow(uint64_t bytes) {
 void Workspace::free_memory() noexcept {
   memory_.clear();
   capacity_ = 0;
-  settled_ = false;
+  is_defragmented_ = false;
 }
 
 void Workspace::allocate(uint64_t bytes) {
@@ -80,15 +80,15 @@ void Workspace::allocate(uint64_t bytes) {
   capacity_ = bytes;
 }
 
-void Workspace::settle() {
+void Workspace::defragment() {
   const std::lock_guard lock(mutex_);
-  if (settled_ || capacity_ <= kSmallSize) return;
+  if (is_defragmented_ || capacity_ <= kSmallSize) return;
   const uint64_t bytes = capacity_;
   free_memory();
   give_free_memory_back();
   allocate(bytes);
   if (segment_bytes(memory_.get()) > bytes + kLargeBuffer) allocate_in_own_segment(bytes);
-  settled_ = true;
+  is_defragmented_ = true;
 }
 
 // Takes free pieces of others' segments until none is left that would do: the next one is new.

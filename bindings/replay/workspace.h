@@ -33,16 +33,16 @@ class Workspace {
   // Moves the memory, which is to stay, to where it does not hold what else is free. PyTorch's
   // allocator cuts a request from the smallest free piece that is large enough, and can give a
   // piece back, or use it for a tensor of its size, only when all of it is free. The workspace's
-  // stream must be PyTorch's current one. Throws as enter() does. Thread-safe.
-  void settle();
+  // stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
+  void defragment();
 
-  // For the launch of a graph: hold the lock, then call enter(), bind, launch. Meanwhile nobody
+  // For the launch of a graph: hold the lock, then call acquire(), bind, launch. Meanwhile nobody
   // else gets the memory.
   std::mutex& mutex() { return mutex_; }
   // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
   // c10::OutOfMemoryError where the memory cannot be had; the room of the other graphs is kept if
   // possible.
-  uint64_t enter(uint64_t bytes) {
+  uint64_t acquire(uint64_t bytes) {
     if (capacity_ < bytes) grow(bytes);
     return reinterpret_cast<uint64_t>(memory_.get());
   }
@@ -58,7 +58,7 @@ class Workspace {
   std::multiset<uint64_t> reservations_;
   c10::DataPtr memory_;
   uint64_t capacity_ = 0;
-  bool settled_ = false;
+  bool is_defragmented_ = false;
 };
 
 }  // namespace pygraph::bindings

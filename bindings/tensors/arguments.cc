@@ -47,7 +47,7 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
   argument.sizes = tensor.sizes().vec();
   argument.strides = tensor.strides().vec();
   argument.extent = extent_of(tensor);
-  argument.lazy = lazy_bits_of(tensor);
+  argument.conj_neg = conj_neg_bits_of(tensor);
   if (argument.kind == ArgumentKind::kTensor) {
     argument.alignment = alignment_class(address_of(tensor));
   }
@@ -56,11 +56,11 @@ Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {
 
 }  // namespace
 
-LazyBits lazy_bits_of(const at::Tensor& tensor) {
+ConjNegBits conj_neg_bits_of(const at::Tensor& tensor) {
   return {.conjugate = tensor.is_conj(), .negative = tensor.is_neg()};
 }
 
-void set_lazy_bits(const at::Tensor& tensor, LazyBits bits) {
+void set_conj_neg_bits(const at::Tensor& tensor, ConjNegBits bits) {
   if (bits.conjugate) tensor._set_conj(true);
   if (bits.negative) tensor._set_neg(true);
 }
@@ -93,7 +93,7 @@ bool Argument::matches(PyObject* argument, c10::Device device) const {
       if (!THPVariable_Check(argument)) return false;
       const at::Tensor& tensor = unpack_tensor(argument);
       if (tensor.scalar_type() != dtype || tensor.device() != device || !is_plain(tensor) ||
-          lazy_bits_of(tensor) != lazy || !std::ranges::equal(tensor.sizes(), sizes) ||
+          conj_neg_bits_of(tensor) != conj_neg || !std::ranges::equal(tensor.sizes(), sizes) ||
           !std::ranges::equal(tensor.strides(), strides)) {
         return false;
       }
@@ -162,7 +162,7 @@ const c10::TensorImpl* tensor_of(PyObject* object) {
 // the heap, each behind three pointers, and while the GPU worked others have filled the CPU's
 // caches: 1100 tensors take 150 to 190 us to compare then, 80 to 115 with this (22 from warm
 // caches).
-void look_ahead(const std::vector<Argument>& arguments, PyObject* list, Py_ssize_t i) {
+void prefetch_argument(const std::vector<Argument>& arguments, PyObject* list, Py_ssize_t i) {
   constexpr Py_ssize_t kStep = 4;  // arguments between one pointer of the three and the next
   if (i >= 3 * kStep) {
     prefetch(PyList_GET_ITEM(list, i - 3 * kStep), 1);
@@ -189,7 +189,7 @@ bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device
   if (PyList_GET_SIZE(list) != count) return false;
   // Integers come last and tell shapes apart soonest.
   for (Py_ssize_t i = count; i-- > 0;) {
-    look_ahead(arguments, list, i);
+    prefetch_argument(arguments, list, i);
     if (!arguments[i].matches(PyList_GET_ITEM(list, i), device)) return false;
   }
   return true;
@@ -226,7 +226,7 @@ static void append_argument(std::string& signature, PyObject* object, c10::Devic
       append(static_cast<uint8_t>(tensor.dim()));
       append_bytes(signature, tensor.sizes().data(), tensor.dim() * sizeof(int64_t));
       append_bytes(signature, tensor.strides().data(), tensor.dim() * sizeof(int64_t));
-      append(lazy_bits_of(tensor));
+      append(conj_neg_bits_of(tensor));
       if (tensor.numel() > 0) append(alignment_class(address_of(tensor)));
       return;
     }
@@ -261,7 +261,7 @@ at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, Addre
   at::Tensor stand_in = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   stand_in.unsafeGetTensorImpl()->set_sizes_and_strides(argument.sizes, argument.strides);
-  set_lazy_bits(stand_in, argument.lazy);
+  set_conj_neg_bits(stand_in, argument.conj_neg);
   return stand_in;
 }
 

@@ -28,13 +28,13 @@ enum class ArgumentKind : uint8_t {
 };
 
 // Operations that PyTorch leaves to whoever reads the tensor.
-struct LazyBits {
+struct ConjNegBits {
   bool conjugate = false;
   bool negative = false;
-  bool operator==(const LazyBits&) const = default;
+  bool operator==(const ConjNegBits&) const = default;
 };
-LazyBits lazy_bits_of(const at::Tensor& tensor);
-void set_lazy_bits(const at::Tensor& tensor, LazyBits bits);
+ConjNegBits conj_neg_bits_of(const at::Tensor& tensor);
+void set_conj_neg_bits(const at::Tensor& tensor, ConjNegBits bits);
 
 struct Argument {
   ArgumentKind kind = ArgumentKind::kNone;
@@ -44,7 +44,7 @@ struct Argument {
   std::vector<int64_t> strides;
   uint64_t extent = 0;     // bytes from the first to one past the last element
   uint64_t alignment = 0;  // of the address, in classes: 1, 2, 4, 8, 16, 256
-  LazyBits lazy;
+  ConjNegBits conj_neg;
   // Numbers.
   int64_t integer = 0;
   double real = 0;

@@ -5,7 +5,7 @@
 #include "conversions.h"
 #include "tensors/arguments.h"
 #include "tensors/donation.h"
-#include "tensors/last_look.h"
+#include "tensors/free_observer.h"
 
 namespace py = pybind11;
 
@@ -20,11 +20,11 @@ void bind_tensors(py::module_& m) {
   m.def("memory_of", [](const py::object& tensor) {
     return steal(THPVariable_Wrap(memory_of(THPVariable_Unpack(tensor.ptr()))));
   });
-  py::class_<LastLook>(m, "LastLook")
-      .def(py::init([](const py::list& tensors, py::function look) {
-        return std::make_unique<LastLook>(tensors_of(tensors), std::move(look));
+  py::class_<FreeObserver>(m, "FreeObserver")
+      .def(py::init([](const py::list& tensors, py::function observe) {
+        return std::make_unique<FreeObserver>(tensors_of(tensors), std::move(observe));
       }))
-      .def("end", &LastLook::end);
+      .def("end", &FreeObserver::end);
 }
 
 }  // namespace pygraph::bindings

@@ -36,7 +36,7 @@ class Donations {
   c10::DataPtr take(PyObject* argument);
   // Where a taken block went: the output's storage, from which a failed call gives it back.
   void given_to(const c10::Storage& output);
-  void keep() { moves_.clear(); }
+  void commit() { moves_.clear(); }
 
  private:
   struct Move {

@@ -14,7 +14,8 @@ namespace {
 // Of a shared block; the buffers in it are smaller. Requests up to here come from segments for
 // small ones, so blocks do not break up the memory of larger tensors. And buffers from here on are
 // what a backward reuses one by one, which needs them to have storages of their own
-// (kSmallestDonation in src/donors.h): one that did not would keep the whole graph from it.
+// (kSmallestDonation in src/output_placement.h): one that did not would keep the whole graph from
+// it.
 constexpr uint64_t kLargestBlock = uint64_t{1} << 20;
 
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
@@ -44,7 +45,7 @@ void describe_layout(const at::Tensor& tensor, int64_t base_offset, Output& outp
   output.sizes = tensor.sizes().vec();
   output.strides = tensor.strides().vec();
   output.dtype = tensor.dtype();
-  output.lazy = lazy_bits_of(tensor);
+  output.conj_neg = conj_neg_bits_of(tensor);
   output.byte_offset =
       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) - base_offset;
 }
@@ -65,7 +66,7 @@ at::Tensor make_view(const Output& output, PyObject* arguments) {
   const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(arguments, output.source));
   const int64_t base_offset = base.storage_offset() * static_cast<int64_t>(base.itemsize());
   return make_tensor(base.storage(), output.dtype, output.sizes, output.strides,
-                     base_offset + output.byte_offset, output.lazy);
+                     base_offset + output.byte_offset, output.conj_neg);
 }
 
 }  // namespace
@@ -73,7 +74,7 @@ at::Tensor make_view(const Output& output, PyObject* arguments) {
 bool Output::same_layout(const Output& other) const {
   return kind == other.kind && source == other.source && sizes == other.sizes &&
          strides == other.strides && byte_offset == other.byte_offset && dtype == other.dtype &&
-         lazy == other.lazy;
+         conj_neg == other.conj_neg;
 }
 
 OutputPlan::OutputPlan(const OutputPlan& other)
@@ -140,7 +141,7 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
         if (is_new) {
           plan.buffers.push_back({tensor.storage().nbytes(), address, next});
           plan.block_bytes.push_back(tensor.storage().nbytes());
-          plan.block_donors.push_back(Donor::kNone);
+          plan.block_donors.push_back(OutputPlacement::kNone);
         }
         output.kind = OutputKind::kFresh;
         output.source = entry->second;
@@ -176,7 +177,7 @@ void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
     buffer.offset = plan.block_bytes[shared];
     plan.block_bytes[shared] += align_up(buffer.bytes);
   }
-  plan.block_donors.assign(plan.block_bytes.size(), Donor::kNone);
+  plan.block_donors.assign(plan.block_bytes.size(), OutputPlacement::kNone);
 }
 
 std::vector<const OutputBuffer*> output_slots(const OutputPlan& plan) {
@@ -200,7 +201,7 @@ std::vector<uint32_t> sharing_slots(const OutputPlan& plan,
   return slots;
 }
 
-void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
+void apply_placements(OutputPlan& plan, const std::vector<OutputPlacement>& donors) {
   const std::vector<uint64_t> old_bytes = std::exchange(plan.block_bytes, {});
   plan.block_donors.clear();
   std::vector<uint32_t> buffers_in(old_bytes.size(), 0);
@@ -208,7 +209,7 @@ void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> blocks;  // by donor, or else by old number
   uint32_t slot = 0;
   for (OutputBuffer& buffer : plan.buffers) {
-    Donor donor = buffer.bytes > 0 ? donors[slot++] : Donor{};
+    OutputPlacement donor = buffer.bytes > 0 ? donors[slot++] : OutputPlacement{};
     if (buffers_in[buffer.block] > 1) donor = {};  // small ones; their memory is one already
     const std::pair key(donor.input, donor ? 0 : buffer.block);
     const auto next = static_cast<uint32_t>(plan.block_bytes.size());
@@ -226,14 +227,14 @@ void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors) {
 }
 
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides, int64_t byte_offset, LazyBits lazy) {
+                       c10::IntArrayRef strides, int64_t byte_offset, ConjNegBits conj_neg) {
   // A view of an argument that the graph only hands through may be one on the CPU.
   const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
                                                                c10::DispatchKeySet(key), dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
       sizes, strides, byte_offset / static_cast<int64_t>(dtype.itemsize()));
-  set_lazy_bits(tensor, lazy);
+  set_conj_neg_bits(tensor, conj_neg);
   return tensor;
 }
 
@@ -250,7 +251,7 @@ PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>&
         const OutputBuffer& buffer = plan.buffers[output.source];
         object = THPVariable_Wrap(
             make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
-                        static_cast<int64_t>(buffer.offset) + output.byte_offset, output.lazy));
+                        static_cast<int64_t>(buffer.offset) + output.byte_offset, output.conj_neg));
         break;
       }
       case OutputKind::kArgument:

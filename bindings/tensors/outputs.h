@@ -33,7 +33,7 @@ struct Output {
   // Bytes from the start of the buffer, or from the argument's first element.
   int64_t byte_offset = 0;
   caffe2::TypeMeta dtype;
-  LazyBits lazy;
+  ConjNegBits conj_neg;
   bool same_layout(const Output& other) const;
 };
 
@@ -51,7 +51,7 @@ struct OutputPlan {
   std::vector<Output> outputs;
   std::vector<OutputBuffer> buffers;
   std::vector<uint64_t> block_bytes;  // one storage each, which a replay allocates; by block
-  // By block: the slot of the donated input whose memory it takes over, or Donor::kNone.
+  // By block: the slot of the donated input whose memory it takes over, or OutputPlacement::kNone.
   std::vector<uint32_t> block_donors;
   std::vector<PyObject*> persistent;  // by output; owned references, null where unused
   bool is_tuple = false;
@@ -89,11 +89,11 @@ std::vector<uint32_t> sharing_slots(const OutputPlan& plan, const std::vector<ui
 
 // Gives blocks their donors (by slot), after share_blocks(). Buffers side by side in one donor
 // become one block.
-void take_over_donors(OutputPlan& plan, const std::vector<Donor>& donors);
+void apply_placements(OutputPlan& plan, const std::vector<OutputPlacement>& donors);
 
 // A tensor on `storage`; sizes and strides in elements, `byte_offset` from the storage's start.
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides, int64_t byte_offset, LazyBits lazy);
+                       c10::IntArrayRef strides, int64_t byte_offset, ConjNegBits conj_neg);
 
 // The tuple or list to return, on storages by block. Null with a Python error set on failure.
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,

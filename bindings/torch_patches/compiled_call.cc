@@ -86,8 +86,8 @@ py::object plain_forward(PyObject* module) {
 // returned.
 PyObject* call_compiled(PyObject* compiled, PyObject* const* args, Py_ssize_t count,
                         PyObject* keywords) {
-  const bool usual =
-      PyList_GET_SIZE(part(compiled, kEnterHooks)) == 1 && is_usual_state() && count_generation();
+  const bool usual = PyList_GET_SIZE(part(compiled, kEnterHooks)) == 1 && can_take_fast_path() &&
+                     count_generation();
   PyErr_Clear();  // what could not be read is not usual
   if (!usual) return PyObject_Vectorcall(part(compiled, kWrapper), args, count, keywords);
   PyObject* module = part(compiled, kModule);
@@ -100,7 +100,7 @@ PyObject* call_compiled(PyObject* compiled, PyObject* const* args, Py_ssize_t co
                                       part(compiled, kFullGraph) == Py_True);
     result = PyObject_Vectorcall(function, args, count, keywords);
   }
-  if (result == nullptr && PyErr_ExceptionMatches(dynamo_state().shown_otherwise.ptr()) != 0) {
+  if (result == nullptr && PyErr_ExceptionMatches(dynamo_state().rewritten_exceptions.ptr()) != 0) {
     const py::error_already_set error;
     py::reinterpret_borrow<py::object>(part(compiled, kRaiseToUser))(error.value());
   }

@@ -25,17 +25,17 @@ DynamoState read_state() {
       .modules = globals_of("torch.nn.modules.module"),
       .compiler = globals_of("torch.compiler"),
       .fx = globals_of("torch.fx._symbolic_trace"),
-      .of_thread = attribute_of("torch._guards", "_TLS"),
+      .guards_tls = attribute_of("torch._guards", "_TLS"),
       .generations = attribute_of("torch._dynamo.mutation_guard", "GenerationTracker"),
       .set_eval_frame = attribute_of(kEvalFrame, "set_eval_frame"),
       .set_skips_guards = attribute_of(kEvalFrame, "set_skip_guard_eval_unsafe"),
       .set_override = attribute_of(kEvalFrame, "set_eval_frame_override"),
       .wanted_override = attribute_of("torch._dynamo.eval_frame", "_get_eval_frame_override"),
-      .count_layers = attribute_of(kFunctorch, "get_dynamic_layer_stack_depth"),
-      .undo_layers = attribute_of(kFunctorch, "pop_dynamic_layer_stack_and_undo_to_depth"),
-      .shown_otherwise = py::make_tuple(attribute_of(kErrors, "Unsupported"),
-                                        attribute_of(kErrors, "UncapturedHigherOrderOpError"),
-                                        attribute_of(kErrors, "ShortenTraceback")),
+      .functorch_depth = attribute_of(kFunctorch, "get_dynamic_layer_stack_depth"),
+      .pop_functorch_to = attribute_of(kFunctorch, "pop_dynamic_layer_stack_and_undo_to_depth"),
+      .rewritten_exceptions = py::make_tuple(attribute_of(kErrors, "Unsupported"),
+                                             attribute_of(kErrors, "UncapturedHigherOrderOpError"),
+                                             attribute_of(kErrors, "ShortenTraceback")),
       .module_type = module_type,
       .module_call = module_type.attr("_wrapped_call_impl"),  // `__call__` may be somebody's
       .module_call_impl = module_type.attr("_call_impl"),
@@ -91,15 +91,15 @@ const DynamoState& dynamo_state() {
   return *state;
 }
 
-bool is_usual_state() {
+bool can_take_fast_path() {
   const DynamoState& state = dynamo_state();
   if (torch::jit::tracer::isTracing() || get(state.compiler, names().exporting) != Py_False ||
       get(state.fx, names().fx_tracing) != Py_False ||
       !is_default(get(state.dynamo, names().stance_of_process))) {
     return false;
   }
-  const py::object of_thread = attribute(state.of_thread, names().dict);
-  PyObject* context = of_thread ? get(of_thread, names().tracing) : Py_True;
+  const py::object guards_tls = attribute(state.guards_tls, names().dict);
+  PyObject* context = guards_tls ? get(guards_tls, names().tracing) : Py_True;
   return context == nullptr || context == Py_None;
 }
 
@@ -119,7 +119,7 @@ bool count_generation() {
 
 InstalledCallback::InstalledCallback(PyObject* callback, bool full_graph)
     : before_(call(dynamo_state().set_eval_frame, Py_None)),
-      layers_(dynamo_state().count_layers()) {
+      layers_(dynamo_state().functorch_depth()) {
   const DynamoState& state = dynamo_state();
   if (full_graph) override_before_ = call(state.set_override, state.wanted_override().ptr());
   skipped_before_ = call(state.set_skips_guards, Py_False);
@@ -131,9 +131,9 @@ InstalledCallback::~InstalledCallback() {
   const DynamoState& state = dynamo_state();
   set(state.set_eval_frame, py::none());
   if (override_before_) set(state.set_override, override_before_);
-  const py::object layers = steal_object(PyObject_CallNoArgs(state.count_layers.ptr()));
+  const py::object layers = steal_object(PyObject_CallNoArgs(state.functorch_depth.ptr()));
   const bool same = layers && PyObject_RichCompareBool(layers.ptr(), layers_.ptr(), Py_EQ) == 1;
-  if (!same) set(state.undo_layers, layers_);
+  if (!same) set(state.pop_functorch_to, layers_);
   set(state.set_skips_guards, skipped_before_);
   set(state.set_eval_frame, before_);
 }

@@ -11,16 +11,17 @@ struct DynamoState {
   pybind11::dict modules;  // and of torch.nn.modules.module
   pybind11::dict compiler;
   pybind11::dict fx;
-  pybind11::object of_thread;    // torch._guards' thread-local values
+  pybind11::object guards_tls;   // torch._guards' thread-local values
   pybind11::object generations;  // Dynamo's GenerationTracker
   pybind11::object set_eval_frame;
   pybind11::object set_skips_guards;
   pybind11::object set_override;
   pybind11::object wanted_override;
-  pybind11::object count_layers;
-  pybind11::object undo_layers;
-  pybind11::tuple shown_otherwise;  // exceptions that the wrapper changes before the user sees them
-  pybind11::object module_type;     // torch.nn.Module, and how it is called
+  pybind11::object functorch_depth;
+  pybind11::object pop_functorch_to;
+  pybind11::tuple
+      rewritten_exceptions;      // exceptions that the wrapper changes before the user sees them
+  pybind11::object module_type;  // torch.nn.Module, and how it is called
   pybind11::object module_call;
   pybind11::object module_call_impl;
 };
@@ -43,7 +44,7 @@ inline PyObject* get(const pybind11::handle& dict, PyObject* key) {
 }
 
 // Whether nobody traces, exports, or has changed Dynamo's stance. A Python error may be set if not.
-bool is_usual_state();
+bool can_take_fast_path();
 
 // What the one hook does that each compiled call has (install_generation_tagging_init). Its first
 // call in a process, which changes nn.Module too, is left to PyTorch's wrapper: false.

@@ -49,7 +49,7 @@ class AddressSpace {
   // Puts memory of their own behind these addresses, cleared, because somebody uses them for more
   // than a recording. Where there is none, the shared page stays. The space must not end any more,
   // nor be poisoned.
-  void keep(const std::vector<Range>& pieces) noexcept;
+  void retain(const std::vector<Range>& pieces) noexcept;
 
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;

@@ -46,9 +46,9 @@ class ExecutableGraph {
   void launch(CUstream stream);
 
  private:
-  const Node& node_of(const BindTable::Patch& patch) const;
-  void apply_to_graph(const BindTable::Patch& patch);
-  void apply_to_executable(const BindTable::Patch& patch);
+  const Node& node_of(const BindTable::PatchedNode& patch) const;
+  void apply_to_graph(const BindTable::PatchedNode& patch);
+  void apply_to_executable(const BindTable::PatchedNode& patch);
   void apply_child_graphs();
   void instantiate();
   bool has_priorities() const;

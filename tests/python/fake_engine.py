@@ -28,8 +28,7 @@ class FakeGraph(Base):
 
     function: what a replay runs. error: what a replay raises instead.
     poisons, gave_away: of each replay. generator: of the last one.
-    released, settled, dropped: how often ``release_workspace``, ``settle_workspace`` and
-        ``drop_other_patching`` were called.
+    released, settled: how often ``release_workspace`` and ``defragment_workspace`` were called.
     """
 
     name = ""
@@ -41,14 +40,13 @@ class FakeGraph(Base):
     outputs = 1
     relocations = 4
     symbols = 2
-    noise_words = 0
     unexplained_words = 0
     doubtful_use = ""
     output_bytes = 0
     workspace_bytes = 0
     block_bytes = 0
     foreign_memory: list[tuple[int, str]] = []  # noqa: RUF012
-    declared = 0
+    nodes_with_known_accesses = 0
     lanes = 1
     donated_replays = 0
     calls_elsewhere = 0
@@ -92,14 +90,11 @@ class FakeGraph(Base):
     def release_workspace(self) -> None:
         self.released += 1
 
-    def settle_workspace(self) -> None:
+    def defragment_workspace(self) -> None:
         self.settled += 1
 
     def link_map(self) -> str:
         return ""
-
-    def to_dot(self) -> str:
-        return "digraph {}"
 
 
 class StandIns:

@@ -77,8 +77,8 @@ class World:
         engine = SimpleNamespace(
             StreamNotReady=Busy,
             NotGivenAway=Kept,
-            add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
-            clear_without_graph=lambda callable: None,
+            add_uncaptured_decision=lambda callable, args, looks: self.without_graph.append(looks),
+            clear_uncaptured_decisions=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)

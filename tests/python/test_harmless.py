@@ -94,7 +94,7 @@ PLACES = [
     (allocator, "bytes_on_gpu"),
     (allocator, "make_room"),
     (allocator, "free_library_workspaces"),
-    (allocator, "settle_workspace"),
+    (allocator, "defragment_workspace"),
     (decision_cache, "key_of"),
     (decision_cache, "load"),
     (decision_cache, "save"),

@@ -102,7 +102,7 @@ class Partition:
         """Drops the captured graphs; the next calls start over."""
         with self._lock:
             dropped, self.entries = self.entries, {}
-            runtime.engine().clear_decided(self.callable)
+            runtime.engine().clear_decisions(self.callable)
             self._start()
         del dropped  # the graphs' end may run other code
 

@@ -146,7 +146,7 @@ class Selector:
                 allocator.give_back_all()
                 self._has_cleaned_up = True
         with runtime.harmless("settling a graph's workspace"):
-            allocator.settle_workspace(graph)
+            allocator.defragment_workspace(graph)
 
     # Rechecks.
 
@@ -189,7 +189,7 @@ class Selector:
         is_decided = entry.selection.decision is not None
         if is_first or is_decided:
             calls = _CALLS_PER_RECHECK if is_decided else entry.calls_until_retry
-            runtime.engine().add_without_graph(self._host.callable, args, calls)
+            runtime.engine().add_uncaptured_decision(self._host.callable, args, calls)
         entry.selection.rechecks += 1
         if is_first:
             return ""
@@ -224,7 +224,7 @@ class Selector:
 
     def _forget(self, key: bytes) -> None:
         """Lets a signature that runs uncaptured be recorded anew."""
-        runtime.engine().clear_without_graph(self._host.callable)
+        runtime.engine().clear_uncaptured_decisions(self._host.callable)
         self._host.entries.pop(key, None)
         for entry in self._host.entries.copy().values():
             entry.selection.rechecks = 0  # the engine is to be told of the others again

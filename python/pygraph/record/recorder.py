@@ -1,7 +1,7 @@
 """Records a compiled function twice and links the recordings to a captured graph.
 
-Nothing executes here, on the GPU: a capture only notes what would. See ``bindings/record/recording_pair.h``
-for the engine's side, and stream_capture.py for one recording.
+Nothing executes here, on the GPU: a capture only notes what would. stream_capture.py makes one recording;
+the engine's side is ``bindings/record/recording_pair.h``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def record(request: Request) -> Recording:
                 count = StreamCapture(request.function, pair, index, device, sources, generators).make()
             request.written.update(pair.may_write())
         together = list(range(count) if request.sharing is None else request.sharing)
-        pair.surround(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
+        pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
         graph = pair.link(together, donated, 1)
         branched = link_branched(pair, together, donated, request.lanes)
         returned = frozenset(pair.returned())

@@ -130,7 +130,7 @@ def _keep_held(pair: _engine.RecordingPair, index: int, pool: torch.cuda.MemPool
     good; says who allocated that."""
     pieces = owned_memory.still_held(pool)
     if pieces:
-        return pair.keep(index, pieces)
+        return pair.retain(index, pieces)
     memory_pools.release(pool)
     memory_pools.free()
     return ""

@@ -64,7 +64,7 @@ class Life {
     check_plan(program_, recorded, linked);
     tally_.with_branches += linked.lanes > 1 ? 1 : 0;
     tally_.with_regions += linked.regions.empty() ? 0 : 1;
-    for (const Donor& donor : linked.donors) {
+    for (const OutputPlacement& donor : linked.placements) {
       if (!donor) continue;
       ++tally_.with_donors;
       break;

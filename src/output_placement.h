@@ -17,7 +17,7 @@ struct Uses {
 // Less is not worth it: every place that moves between calls costs host time.
 constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
 
-// Fills `linked.donors`.
-void choose_donors(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options);
+// Fills `linked.placements`.
+void place_outputs(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options);
 
 }  // namespace pygraph

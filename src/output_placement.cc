@@ -1,4 +1,4 @@
-#include "donors.h"
+#include "output_placement.h"
 
 #include <algorithm>
 #include <functional>
@@ -55,7 +55,7 @@ std::vector<DonatedInput> fill_one_by_one(LinkedGraph& linked, const Uses& uses,
       return input.size < pair.donor.size && fits(input, *pair.output, uses);
     });
     if (smallest != donors.rend()) std::swap(*smallest, pair.donor);
-    linked.donors[pair.output->slot] = {.input = pair.donor.slot};
+    linked.placements[pair.output->slot] = {.input = pair.donor.slot};
     std::ranges::stable_sort(donors, std::greater(), place_in_order);
   }
   return donors;
@@ -67,7 +67,7 @@ void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<Donate
                        std::span<const uint32_t> sharing) {
   std::vector<const Symbol*> outputs = outputs_by_size(linked);
   std::erase_if(outputs, [&](const Symbol* output) {
-    return output->size < kSmallestDonation || linked.donors[output->slot] ||
+    return output->size < kSmallestDonation || linked.placements[output->slot] ||
            std::ranges::find(sharing, output->slot) == sharing.end();
   });
   std::ranges::stable_sort(donors, std::greater(),
@@ -83,7 +83,7 @@ void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<Donate
     }
     if (!is_about_as_large(donor.size, end)) continue;
     for (const auto& [output, offset] : placed) {
-      linked.donors[output->slot] = {.input = donor.slot, .offset = offset};
+      linked.placements[output->slot] = {.input = donor.slot, .offset = offset};
       std::erase(outputs, output);
     }
   }
@@ -91,7 +91,7 @@ void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<Donate
 
 }  // namespace
 
-void choose_donors(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options) {
+void place_outputs(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options) {
   std::vector<DonatedInput> left = fill_one_by_one(linked, uses, options.donated);
   fill_side_by_side(linked, uses, std::move(left), options.sharing);
 }
