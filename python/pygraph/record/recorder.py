@@ -1,7 +1,7 @@
 """Records a compiled function twice and links the recordings to a captured graph.
 
-Nothing executes here, on the GPU: a capture only notes what would. stream_capture.py makes one recording;
-the engine's side is ``bindings/record/recording_pair.h``.
+Nothing executes here, on the GPU: a capture only notes what would. stream_capture.py makes one
+recording; the engine's side is ``bindings/record/recording_pair.h``.
 """
 
 from __future__ import annotations
