@@ -4,7 +4,7 @@
 
 #include <Python.h>
 
-namespace pygraph {
+namespace pygraph::bindings {
 
 class WithoutPythonLock {
  public:
@@ -20,4 +20,4 @@ class WithoutPythonLock {
   PyThreadState* state_;
 };
 
-}  // namespace pygraph
+}  // namespace pygraph::bindings

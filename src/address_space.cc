@@ -4,12 +4,12 @@
 #include <mutex>
 #include <span>
 
+#include "pygraph/alignment.h"
 #include "pygraph/handles.h"
 
 namespace pygraph {
 namespace {
 
-constexpr uint64_t kAlignment = 512;
 constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and in bfloat16
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
@@ -27,15 +27,15 @@ abi::MemoryAllocationProperties page_properties(int device) {
   return properties;
 }
 
-// Where the first allocation of a half lies. Two spaces are a round number of bytes apart, as each is
-// reserved at once. Garbage that differs by a round number would look like an address in both.
+// Where the first allocation of a half lies. Two spaces are a round number of bytes apart, as each
+// is reserved at once. Garbage that differs by a round number would look like an address in both.
 uint64_t irregular_start(uint64_t half, uint64_t granularity) {
   return half / granularity * 5 / 128 * granularity;
 }
 
-// Host memory through which the content of pages goes, piece by piece. Pinned, because copies from
-// and to other memory take several times as long, and verification does this eight times per graph;
-// where that cannot be had, other memory does. One for the process, kept.
+// ReusableOutput memory through which the content of pages goes, piece by piece. Pinned, because
+// copies from and to other memory take several times as long, and verification does this eight
+// times per graph; where that cannot be had, other memory does. One for the process, kept.
 class Staging {
  public:
   explicit Staging(const Driver& driver) : lock_(mutex()) {
@@ -91,7 +91,8 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
       uint64_t begin = base_ + regions_.size() * half;
       const uint64_t end = begin + half;
       if (gap_ == kIrregularGaps) begin += irregular_start(half, granularity);
-      const uint64_t first = begin + (gap_ == kIrregularGaps ? kFirstGap * kAlignment : 0);
+      const uint64_t first =
+          begin + (gap_ == kIrregularGaps ? kFirstGap * kAllocationAlignment : 0);
       regions_.push_back({begin, end, first, begin, page, {}, {}, poison});
     }
   } catch (...) {
@@ -150,14 +151,16 @@ void AddressSpace::map_until(Region& region, uint64_t end) {
 
 uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content content) {
   Region& region = regions_[static_cast<size_t>(content)];
-  const uint64_t aligned = (region.next + kAlignment - 1) / kAlignment * kAlignment;
-  const uint64_t address = aligned + low_bits % kAlignment;
+  const uint64_t aligned =
+      (region.next + kAllocationAlignment - 1) / kAllocationAlignment * kAllocationAlignment;
+  const uint64_t address = aligned + low_bits % kAllocationAlignment;
   const uint64_t end = address + std::max<uint64_t>(size, 1);
   if (end > region.end) {
     throw DriverError("out of addresses for recording", abi::kOutOfMemory);
   }
   map_until(region, end);
-  region.next = end + (gap_ != kIrregularGaps ? gap_ : kAlignment * (1 + random_() % kMostGaps));
+  region.next =
+      end + (gap_ != kIrregularGaps ? gap_ : kAllocationAlignment * (1 + random_() % kMostGaps));
   return address;
 }
 
@@ -175,7 +178,7 @@ bool AddressSpace::replace_mapping(const Range& mapping) noexcept {
   return is_done;
 }
 
-void AddressSpace::keep(const std::vector<Range>& pieces) noexcept {
+void AddressSpace::retain(const std::vector<Range>& pieces) noexcept {
   const RelaxedCaptureMode relaxed(driver_);
   for (Region& region : regions_) {
     std::erase_if(region.mappings, [&](const Range& mapping) {

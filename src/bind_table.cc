@@ -23,7 +23,7 @@ BindTable::BindTable(const LinkedGraph& linked)
       bound_(region_slot_ + linked.regions.size(), kUnbound) {
   lay_out_images(linked);
   sort_words(linked);
-  dirty_.reserve(patches_.size());
+  dirty_.reserve(patched_nodes_.size());
 }
 
 void BindTable::lay_out_images(const LinkedGraph& linked) {
@@ -31,9 +31,9 @@ void BindTable::lay_out_images(const LinkedGraph& linked) {
   size_t pointers = 0;
   size_t packed = 0;
   for (const Relocation& relocation : linked.relocations) {
-    if (!patches_.empty() && patches_.back().node == relocation.node) continue;
+    if (!patched_nodes_.empty() && patched_nodes_.back().node == relocation.node) continue;
     const Node& node = linked.recording.nodes[relocation.node];
-    patches_.push_back({relocation.node, nullptr, {}, false});
+    patched_nodes_.push_back({relocation.node, nullptr, {}, false});
     bytes += align_image(node.image.size());
     pointers += node.packed ? kExtraLength : node.params.size();
     packed += node.packed ? 1 : 0;
@@ -44,7 +44,7 @@ void BindTable::lay_out_images(const LinkedGraph& linked) {
 
   auto address = reinterpret_cast<uintptr_t>(images_.get());
   auto* next = images_.get() + (kImageAlignment - address % kImageAlignment) % kImageAlignment;
-  for (Patch& patch : patches_) {
+  for (PatchedNode& patch : patched_nodes_) {
     const Node& node = linked.recording.nodes[patch.node];
     patch.image = next;
     std::memcpy(next, node.image.data(), node.image.size());
@@ -90,9 +90,9 @@ void BindTable::sort_words(const LinkedGraph& linked) {
   std::vector<std::pair<size_t, Word>> words;
   uint32_t patch = 0;
   for (const Relocation& relocation : linked.relocations) {
-    while (patches_[patch].node != relocation.node) ++patch;
+    while (patched_nodes_[patch].node != relocation.node) ++patch;
     const Symbol& symbol = linked.symbols[relocation.symbol];
-    auto* value = reinterpret_cast<uint64_t*>(patches_[patch].image + relocation.offset);
+    auto* value = reinterpret_cast<uint64_t*>(patched_nodes_[patch].image + relocation.offset);
     words.push_back(
         {slot_of(symbol, linked), {value, symbol.workspace_offset + relocation.addend, patch}});
   }
@@ -113,7 +113,7 @@ void BindTable::write(std::span<const uint64_t> addresses) {
     bound_[slot] = address;
     for (const Word& word : words(slot)) {
       *word.value = address + word.addend;
-      Patch& patch = patches_[word.patch];
+      PatchedNode& patch = patched_nodes_[word.patch];
       if (patch.is_dirty) continue;
       patch.is_dirty = true;
       dirty_.push_back(word.patch);
@@ -122,7 +122,7 @@ void BindTable::write(std::span<const uint64_t> addresses) {
 }
 
 void BindTable::clean() {
-  for (const uint32_t index : dirty_) patches_[index].is_dirty = false;
+  for (const uint32_t index : dirty_) patched_nodes_[index].is_dirty = false;
   dirty_.clear();
 }
 

@@ -14,15 +14,15 @@ struct Access {
   bool writes;
 };
 
-// What each declared node does to which symbol; one number for all inputs if any is written.
-// (Random states are only read.)
+// What each node with known accesses does to which symbol; one number for all inputs if any is
+// written. (Random states are only read.)
 std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t count) {
   std::vector<std::vector<Access>> accesses(count);
   uint32_t any_input = kNone;
   bool writes_inputs = false;
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
-    if (!node.declared || !node.may_access(relocation.offset)) continue;
+    if (!node.has_known_accesses || !node.may_access(relocation.offset)) continue;
     const bool writes = std::ranges::find(node.writes, relocation.offset) != node.writes.end();
     accesses[node.position].push_back({relocation.symbol, writes});
     if (linked.symbols[relocation.symbol].kind != SymbolKind::kInput) continue;
@@ -39,9 +39,9 @@ std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t
 }
 
 // Goes through the nodes in the recorded order.
-class Finder {
+class BranchScheduler {
  public:
-  Finder(const LinkedGraph& linked, std::vector<uint32_t> nodes, uint32_t lanes)
+  BranchScheduler(const LinkedGraph& linked, std::vector<uint32_t> nodes, uint32_t lanes)
       : linked_(linked),
         nodes_(std::move(nodes)),
         accesses_(find_accesses(linked, nodes_.size())),
@@ -49,7 +49,7 @@ class Finder {
         readers_(linked.symbols.size()),
         tails_(lanes, kNone) {}
 
-  Branches find(const Order& chain) {
+  Branches find(const ExecutionOrder& chain) {
     Branches found{{}, {std::vector<uint32_t>(nodes_.size()), false}, 1};
     for (uint32_t p = 0; p < nodes_.size(); ++p) {
       std::vector<uint32_t> before = reduce(conflicts_of(p));
@@ -59,7 +59,8 @@ class Finder {
       lane_of_.push_back(lane);
       found.lanes = std::max(found.lanes, lane + 1);
 
-      const bool overlaps = p > 0 && chain.begin[p] < p && before == std::vector<uint32_t>{p - 1};
+      const bool overlaps =
+          p > 0 && chain.step_begin[p] < p && before == std::vector<uint32_t>{p - 1};
       const abi::EdgeData data = overlaps ? kProgrammatic : abi::EdgeData{};
       NodeSet ancestors(nodes_.size());
       for (const uint32_t b : before) {
@@ -68,20 +69,20 @@ class Finder {
         ancestors.insert(b);
       }
       found.order.ended.push_back(overlaps ? found.order.ended[p - 1] : ancestors);
-      found.order.begin[p] = found.order.ended[p].first_missing();
+      found.order.step_begin[p] = found.order.ended[p].first_missing();
       ancestors_.push_back(std::move(ancestors));
     }
     return found;
   }
 
  private:
-  bool is_declared(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].declared; }
+  bool is_known(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].has_known_accesses; }
   uint32_t op_of(uint32_t p) const { return linked_.recording.nodes[nodes_[p]].op; }
 
   // Nodes that must have ended before node p begins. Notes what p does.
   std::vector<uint32_t> conflicts_of(uint32_t p) {
     std::vector<uint32_t> before;
-    if (!is_declared(p)) {
+    if (!is_known(p)) {
       for (uint32_t other = barrier_ == kNone ? 0 : barrier_; other < p; ++other) {
         before.push_back(other);
       }
@@ -142,7 +143,7 @@ class Finder {
   std::vector<std::vector<Access>> accesses_;
   std::vector<uint32_t> writers_;               // by symbol: its last writer
   std::vector<std::vector<uint32_t>> readers_;  // by symbol: since then
-  uint32_t barrier_ = kNone;                    // the last node that is not declared
+  uint32_t barrier_ = kNone;                    // the last node with unknown accesses
   std::vector<uint32_t> tails_;                 // by lane: its last node
   std::vector<uint32_t> lane_of_;
   std::vector<NodeSet> ancestors_;  // all that have ended when a node ends, but for itself
@@ -150,7 +151,7 @@ class Finder {
 
 }  // namespace
 
-std::optional<Branches> find_branches(const LinkedGraph& linked, const Order& chain,
+std::optional<Branches> find_branches(const LinkedGraph& linked, const ExecutionOrder& chain,
                                       uint32_t lanes) {
   const Recording& recording = linked.recording;
   std::vector<uint32_t> nodes;
@@ -158,7 +159,7 @@ std::optional<Branches> find_branches(const LinkedGraph& linked, const Order& ch
     if (recording.nodes[n].parent < 0) nodes.push_back(n);
   }
   if (lanes < 2 || nodes.size() > kMostNodes) return {};
-  Branches found = Finder(linked, std::move(nodes), lanes).find(chain);
+  Branches found = BranchScheduler(linked, std::move(nodes), lanes).find(chain);
   if (found.lanes == 1) return {};
   for (const Edge& edge : recording.edges) {
     if (recording.nodes[edge.from].parent >= 0) found.edges.push_back(edge);

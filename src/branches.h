@@ -2,8 +2,8 @@
 //
 // A stream runs one kernel after the other, needed or not: the projections to queries, keys and
 // values read one tensor and write three, and yet each waits for the one before, while most of the
-// GPU idles. Where the recorder declared what the nodes access (Node::declared), a node only has to
-// wait for those whose results it uses, and for those that use what it overwrites:
+// GPU idles. Where the recorder declared what the nodes access (Node::has_known_accesses), a node
+// only has to wait for those whose results it uses, and for those that use what it overwrites:
 //
 //     LN -> Q -> K -> V -> attention             LN -+-> Q -+-> attention
 //                                                    +-> K -+
@@ -30,12 +30,12 @@ namespace pygraph {
 
 struct Branches {
   std::vector<Edge> edges;  // of the whole recording: those inside of child graphs as they were
-  Order order;
+  ExecutionOrder order;
   uint32_t lanes = 1;  // used
 };
 
 // None if nothing can run beside anything else. Needs relocations, and `chain`, the recorded order.
-std::optional<Branches> find_branches(const LinkedGraph& linked, const Order& chain,
+std::optional<Branches> find_branches(const LinkedGraph& linked, const ExecutionOrder& chain,
                                       uint32_t lanes);
 
 }  // namespace pygraph

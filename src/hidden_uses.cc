@@ -7,7 +7,7 @@ namespace {
 
 // Whether the kernel may take addresses from memory that an earlier one has left there.
 bool may_take_addresses(const Recording& recording, const Node& node) {
-  if (node.kind != NodeKind::kKernel || node.declared) return false;
+  if (node.kind != NodeKind::kKernel || node.has_known_accesses) return false;
   const Operator* op = recording.operator_of(node);
   return op == nullptr || op->is_foreign;
 }
@@ -33,7 +33,7 @@ void note_tables(const LinkedGraph& linked, std::vector<HiddenUse>& uses) {
     const Node& node = linked.recording.nodes[relocation.node];
     const Operator* op = linked.recording.operator_of(node);
     const bool is_own = op != nullptr && !op->is_foreign;
-    if (!is_own || node.kind != NodeKind::kKernel || node.declared) continue;
+    if (!is_own || node.kind != NodeKind::kKernel || node.has_known_accesses) continue;
     HiddenUse& use = uses[relocation.symbol];
     use.begin = std::min(use.begin, op->first);
     use.end = std::max(use.end, op->last);

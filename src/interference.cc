@@ -4,10 +4,10 @@
 
 namespace pygraph {
 
-Interference::Interference(const LinkedGraph& linked, const Order& order)
+Interference::Interference(const LinkedGraph& linked, const ExecutionOrder& order)
     : symbols_(linked.symbols) {
   if (order.is_chain) return;
-  const size_t count = order.begin.size();
+  const size_t count = order.step_begin.size();
   NodeSet all(count);
   for (uint32_t p = 0; p < count; ++p) all.insert(p);
   uses_.assign(symbols_.size(), {NodeSet(count), all});
@@ -20,7 +20,7 @@ Interference::Interference(const LinkedGraph& linked, const Order& order)
     if (node.may_access(relocation.offset)) use(relocation.symbol, node.position);
   }
   for (const Node& node : linked.recording.nodes) {
-    if (node.parent >= 0 || node.declared) continue;
+    if (node.parent >= 0 || node.has_known_accesses) continue;
     for (uint32_t s = 0; s < symbols_.size(); ++s) {
       const bool is_alive = symbols_[s].first <= node.position && node.position < symbols_[s].last;
       if (is_alive) use(s, node.position);
@@ -28,7 +28,7 @@ Interference::Interference(const LinkedGraph& linked, const Order& order)
   }
 }
 
-bool Interference::together(uint32_t a, uint32_t b) const {
+bool Interference::conflict(uint32_t a, uint32_t b) const {
   if (uses_.empty()) {
     return symbols_[a].first < symbols_[b].last && symbols_[b].first < symbols_[a].last;
   }

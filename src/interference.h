@@ -15,10 +15,10 @@ namespace pygraph {
 class Interference {
  public:
   // Lifetimes must be final. Keeps references.
-  Interference(const LinkedGraph& linked, const Order& order);
+  Interference(const LinkedGraph& linked, const ExecutionOrder& order);
 
   // By index of the symbols, both of them internal.
-  bool together(uint32_t a, uint32_t b) const;
+  bool conflict(uint32_t a, uint32_t b) const;
 
  private:
   struct Uses {

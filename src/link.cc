@@ -20,7 +20,7 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked, surroundings);
   // What may run beside what?
-  std::optional<Order> order = order_of_chain(linked.recording);
+  std::optional<ExecutionOrder> order = order_of_chain(linked.recording);
   if (order && lanes > 1) split_scratch(linked);
   std::optional<Branches> branches = order ? find_branches(linked, *order, lanes) : std::nullopt;
   if (branches) {

@@ -58,8 +58,8 @@ std::string describe_place(const LinkedGraph& linked, const Symbol& symbol) {
   std::string text;
   if (symbol.kind == SymbolKind::kInternal) text += "+" + std::to_string(symbol.workspace_offset);
   if (symbol.region > 0) text += place_name(linked, symbol.region);
-  if (symbol.kind == SymbolKind::kOutput && linked.donors[symbol.slot]) {
-    const Donor& donor = linked.donors[symbol.slot];
+  if (symbol.kind == SymbolKind::kOutput && linked.placements[symbol.slot]) {
+    const OutputPlacement& donor = linked.placements[symbol.slot];
     text += "takes the place of input" + std::to_string(donor.input);
     if (donor.offset > 0) text += "+" + std::to_string(donor.offset);
   }

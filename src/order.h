@@ -26,17 +26,17 @@ constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .
 //
 // In a graph with branches (branches.h), a node does not wait for all nodes before it; `ended` says
 // for which, by position.
-struct Order {
-  std::vector<uint32_t> begin;
+struct ExecutionOrder {
+  std::vector<uint32_t> step_begin;
   bool is_chain = true;
   std::vector<NodeSet> ended = {};  // empty in a chain
 
   uint32_t begin_of(uint32_t position) const {
-    return position < begin.size() ? begin[position] : position;
+    return position < step_begin.size() ? step_begin[position] : position;
   }
 };
 
 // None if the graph has branches, or edges of another kind.
-std::optional<Order> order_of_chain(const Recording& recording);
+std::optional<ExecutionOrder> order_of_chain(const Recording& recording);
 
 }  // namespace pygraph

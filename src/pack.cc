@@ -7,25 +7,25 @@ namespace pygraph {
 namespace {
 
 // The lowest offset in `place` that is free for the symbol's whole lifetime.
-uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Place& place, uint32_t index,
+uint64_t lowest_offset(const std::vector<Symbol>& symbols, const Arena& place, uint32_t index,
                        const Interference& interference) {
   const Symbol& symbol = symbols[index];
   uint64_t offset = 0;
   for (const uint32_t other : place.placed) {
     const Symbol& neighbour = symbols[other];
-    if (!interference.together(index, other)) continue;
+    if (!interference.conflict(index, other)) continue;
     if (offset + symbol.size <= neighbour.workspace_offset) break;  // the gap below fits
     offset = std::max(offset, align_up(neighbour.workspace_offset + neighbour.size));
   }
   return offset;
 }
 
-// The first of `places` that has room for the symbol, from 1 on; 0 if none has.
-uint32_t find_room(std::vector<Symbol>& symbols, std::span<const Place> places, uint32_t index,
+// The first of `arenas` that has room for the symbol, from 1 on; 0 if none has.
+uint32_t find_room(std::vector<Symbol>& symbols, std::span<const Arena> arenas, uint32_t index,
                    const Interference& interference) {
   Symbol& symbol = symbols[index];
-  for (uint32_t i = 1; i < places.size(); ++i) {
-    const Place& place = places[i];
+  for (uint32_t i = 1; i < arenas.size(); ++i) {
+    const Arena& place = arenas[i];
     if (symbol.first < place.first || symbol.last > place.last) continue;
     symbol.workspace_offset = lowest_offset(symbols, place, index, interference);
     if (symbol.workspace_offset + symbol.size <= place.size) return i;
@@ -33,43 +33,44 @@ uint32_t find_room(std::vector<Symbol>& symbols, std::span<const Place> places, 
   return 0;
 }
 
-// Makes a block for the symbol: of its own, or in the memory of one of `hosts`, which is taken from
-// them. What wastes least of an output's memory comes first.
-Place add_block(std::vector<Region>& regions, const Symbol& symbol, std::vector<Host>& hosts) {
-  auto best = hosts.end();
-  const auto waste = [&](const Host& host) {
-    return symbol.size - std::min(symbol.size, host.size);
+// Makes a block for the symbol: of its own, or in the memory of one of `reusable_outputs`, which is
+// taken from them. What wastes least of an output's memory comes first.
+Arena add_block(std::vector<Region>& regions, const Symbol& symbol,
+                std::vector<ReusableOutput>& reusable_outputs) {
+  auto best = reusable_outputs.end();
+  const auto waste = [&](const ReusableOutput& output) {
+    return symbol.size - std::min(symbol.size, output.size);
   };
-  for (auto host = hosts.begin(); host != hosts.end(); ++host) {
-    if (symbol.last > host->begin || !is_about_as_large(symbol.size, host->size)) continue;
-    if (best == hosts.end() || waste(*host) < waste(*best)) best = host;
+  for (auto output = reusable_outputs.begin(); output != reusable_outputs.end(); ++output) {
+    if (symbol.last > output->begin || !is_about_as_large(symbol.size, output->size)) continue;
+    if (best == reusable_outputs.end() || waste(*output) < waste(*best)) best = output;
   }
-  if (best == hosts.end()) {
+  if (best == reusable_outputs.end()) {
     regions.push_back({.size = symbol.size});
     return {symbol.size, 0, Allocation::kNever, {}};
   }
-  const Host host = *best;
-  hosts.erase(best);
-  regions.push_back({.output = host.slot, .size = std::max(symbol.size, host.size)});
-  return {regions.back().size, 0, host.begin, {}};
+  const ReusableOutput output = *best;
+  reusable_outputs.erase(best);
+  regions.push_back({.output = output.slot, .size = std::max(symbol.size, output.size)});
+  return {regions.back().size, 0, output.begin, {}};
 }
 
 }  // namespace
 
-void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
-                      std::vector<Host> hosts, uint64_t smallest_block,
+void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Arena> arenas,
+                      std::vector<ReusableOutput> reusable_outputs, uint64_t smallest_block,
                       const Interference& interference) {
   std::vector<Symbol>& symbols = linked.symbols;
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return symbols[a].size > symbols[b].size; });
   for (const uint32_t index : order) {
     Symbol& symbol = symbols[index];
-    symbol.region = find_room(symbols, places, index, interference);
+    symbol.region = find_room(symbols, arenas, index, interference);
     if (symbol.region == 0 && smallest_block > 0 && symbol.size >= smallest_block) {
-      places.push_back(add_block(linked.regions, symbol, hosts));
+      arenas.push_back(add_block(linked.regions, symbol, reusable_outputs));
       symbol.region = static_cast<uint32_t>(linked.regions.size());
     }
-    Place& place = places[symbol.region];
+    Arena& place = arenas[symbol.region];
     symbol.workspace_offset = lowest_offset(symbols, place, index, interference);
     if (symbol.region == 0) {
       const uint64_t end = align_up(symbol.workspace_offset + symbol.size);

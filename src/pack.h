@@ -5,15 +5,10 @@
 #include <vector>
 
 #include "interference.h"
+#include "pygraph/alignment.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
-
-constexpr uint64_t kAlignment = 512;  // as PyTorch's allocator: kernels may rely on it
-
-constexpr uint64_t align_up(uint64_t value) {
-  return (value + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // A place for something larger by more than a half would keep too much memory from being freed for
 // as long as the output lives.
@@ -22,7 +17,7 @@ constexpr bool is_about_as_large(uint64_t place, uint64_t output) {
 }
 
 // A piece of memory to place symbols in, while nodes [first, last) run.
-struct Place {
+struct Arena {
   uint64_t size;
   uint32_t first;
   uint32_t last;
@@ -30,16 +25,17 @@ struct Place {
 };
 
 // An output, before its first use.
-struct Host {
+struct ReusableOutput {
   uint32_t slot;
   uint64_t size;
   uint32_t begin;
 };
 
-// `interference`: which symbols may not share bytes. `places`: the workspace, then one per region,
-// small ones first. Adds regions for blocks, some of them in `hosts`. Sets the workspace's size.
-void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Place> places,
-                      std::vector<Host> hosts, uint64_t smallest_block,
+// `interference`: which symbols may not share bytes. `arenas`: the workspace, then one per region,
+// small ones first. Adds regions for blocks, some of them in `reusable_outputs`. Sets the
+// workspace's size.
+void pack_by_lifetime(LinkedGraph& linked, std::vector<uint32_t> order, std::vector<Arena> arenas,
+                      std::vector<ReusableOutput> reusable_outputs, uint64_t smallest_block,
                       const Interference& interference);
 
 }  // namespace pygraph

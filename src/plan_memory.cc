@@ -27,10 +27,10 @@
 #include <algorithm>
 #include <span>
 
-#include "donors.h"
 #include "hidden_uses.h"
 #include "interference.h"
 #include "order.h"
+#include "output_placement.h"
 #include "pack.h"
 
 namespace pygraph {
@@ -68,7 +68,8 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
 // Internal memory begins where what comes before its uses has ended. Where that is less than all
 // that came before, its uses are known (branches.h), or wait for all. What was never freed
 // (libraries' workspaces) is needed until its last use, hidden ones included.
-void limit_lifetimes(LinkedGraph& linked, const Order& order, std::span<const HiddenUse> hidden) {
+void limit_lifetimes(LinkedGraph& linked, const ExecutionOrder& order,
+                     std::span<const HiddenUse> hidden) {
   std::vector<uint32_t> ends;
   for (const HiddenUse& use : hidden) ends.push_back(use.end);
   std::vector<uint32_t> begins(linked.symbols.size(), Allocation::kNever);
@@ -88,8 +89,8 @@ void limit_lifetimes(LinkedGraph& linked, const Order& order, std::span<const Hi
   }
 }
 
-Uses find_uses(const LinkedGraph& linked, const Order& order, std::span<const HiddenUse> hidden,
-               std::span<const DonatedInput> donated) {
+Uses find_uses(const LinkedGraph& linked, const ExecutionOrder& order,
+               std::span<const HiddenUse> hidden, std::span<const DonatedInput> donated) {
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
   uses.output_begin.assign(linked.recording.outputs.size(), Allocation::kNever);
@@ -122,32 +123,32 @@ Uses find_uses(const LinkedGraph& linked, const Order& order, std::span<const Hi
 
 // A region in every donated input that is large enough, from its last use to its next owners'
 // first.
-std::vector<Place> make_regions(LinkedGraph& linked, const Uses& uses,
+std::vector<Arena> make_regions(LinkedGraph& linked, const Uses& uses,
                                 std::span<const DonatedInput> donated) {
-  std::vector<DonatedInput> hosts(donated.begin(), donated.end());
-  std::ranges::stable_sort(hosts, {}, &DonatedInput::size);
-  std::vector<Place> places;
-  for (const DonatedInput& host : hosts) {
-    if (host.size < kSmallestDonation) continue;
+  std::vector<DonatedInput> inputs(donated.begin(), donated.end());
+  std::ranges::stable_sort(inputs, {}, &DonatedInput::size);
+  std::vector<Arena> arenas;
+  for (const DonatedInput& input : inputs) {
+    if (input.size < kSmallestDonation) continue;
     uint32_t last = Allocation::kNever;
-    for (uint32_t output = 0; output < linked.donors.size(); ++output) {
-      if (linked.donors[output].input != host.slot) continue;
+    for (uint32_t output = 0; output < linked.placements.size(); ++output) {
+      if (linked.placements[output].input != input.slot) continue;
       last = std::min(last, uses.output_begin[output]);
     }
-    linked.regions.push_back({.input = host.slot, .size = host.size});
-    places.push_back({host.size, uses.input_end[host.slot], last, {}});
+    linked.regions.push_back({.input = input.slot, .size = input.size});
+    arenas.push_back({input.size, uses.input_end[input.slot], last, {}});
   }
-  return places;
+  return arenas;
 }
 
 // Outputs whose memory is free until their first use: those that do not take over an input's.
-std::vector<Host> find_hosts(const LinkedGraph& linked, const Uses& uses) {
-  std::vector<Host> hosts;
+std::vector<ReusableOutput> find_reusable_outputs(const LinkedGraph& linked, const Uses& uses) {
+  std::vector<ReusableOutput> reusable_outputs;
   for (const Symbol& symbol : linked.symbols) {
-    if (symbol.kind != SymbolKind::kOutput || linked.donors[symbol.slot]) continue;
-    hosts.push_back({symbol.slot, symbol.size, uses.output_begin[symbol.slot]});
+    if (symbol.kind != SymbolKind::kOutput || linked.placements[symbol.slot]) continue;
+    reusable_outputs.push_back({symbol.slot, symbol.size, uses.output_begin[symbol.slot]});
   }
-  return hosts;
+  return reusable_outputs;
 }
 
 // Regions that nothing was placed in would only cost time.
@@ -167,7 +168,8 @@ void drop_empty_regions(LinkedGraph& linked) {
 
 bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
   return std::ranges::find(linked.regions, input.slot, &Region::input) != linked.regions.end() ||
-         std::ranges::find(linked.donors, input.slot, &Donor::input) != linked.donors.end();
+         std::ranges::find(linked.placements, input.slot, &OutputPlacement::input) !=
+             linked.placements.end();
 }
 
 }  // namespace
@@ -177,9 +179,9 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
 }
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
-                 const std::optional<Order>& order) {
+                 const std::optional<ExecutionOrder>& order) {
   std::vector<uint32_t> internals = internal_symbols(linked);
-  linked.donors.assign(linked.recording.outputs.size(), {});
+  linked.placements.assign(linked.recording.outputs.size(), {});
   if (!order) {
     linked.workspace_size = keep_recorded_layout(linked.symbols, std::move(internals));
     linked.workspace_size_if_kept = linked.workspace_size;
@@ -188,11 +190,12 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
   const std::vector<HiddenUse> hidden = find_hidden_uses(linked);
   limit_lifetimes(linked, *order, hidden);
   const Uses uses = find_uses(linked, *order, hidden, options.donated);
-  choose_donors(linked, uses, options);
-  std::vector<Place> places = make_regions(linked, uses, options.donated);
-  places.insert(places.begin(), Place{~uint64_t{0}, 0, Allocation::kNever, {}});
-  pack_by_lifetime(linked, std::move(internals), std::move(places), find_hosts(linked, uses),
-                   options.smallest_block, Interference(linked, *order));
+  place_outputs(linked, uses, options);
+  std::vector<Arena> arenas = make_regions(linked, uses, options.donated);
+  arenas.insert(arenas.begin(), Arena{~uint64_t{0}, 0, Allocation::kNever, {}});
+  pack_by_lifetime(linked, std::move(internals), std::move(arenas),
+                   find_reusable_outputs(linked, uses), options.smallest_block,
+                   Interference(linked, *order));
   drop_empty_regions(linked);
   for (const DonatedInput& input : options.donated) {
     if (is_used(linked, input)) linked.donated.push_back(input);

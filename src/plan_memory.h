@@ -11,6 +11,6 @@ namespace pygraph {
 // As plan_memory of link.h, for nodes in another order than the recorded one. None: in no order
 // that is known to be safe.
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options,
-                 const std::optional<Order>& order);
+                 const std::optional<ExecutionOrder>& order);
 
 }  // namespace pygraph

@@ -2,36 +2,11 @@
 #include <cstring>
 #include <string>
 
+#include "graph_lists.h"
 #include "pygraph/recording.h"
 
 namespace pygraph {
 namespace {
-
-std::vector<CUgraphNode> list_nodes(const Driver& driver, CUgraph graph) {
-  size_t count = 0;
-  PYGRAPH_CHECK(driver, graph_get_nodes(graph, nullptr, &count));
-  std::vector<CUgraphNode> nodes(count);
-  if (count > 0) PYGRAPH_CHECK(driver, graph_get_nodes(graph, nodes.data(), &count));
-  return nodes;
-}
-
-// Edges as the driver takes them.
-struct DriverEdges {
-  std::vector<CUgraphNode> from;
-  std::vector<CUgraphNode> to;
-  std::vector<abi::EdgeData> data;
-};
-
-DriverEdges list_edges(const Driver& driver, CUgraph graph) {
-  size_t count = 0;
-  PYGRAPH_CHECK(driver, graph_get_edges(graph, nullptr, nullptr, nullptr, &count));
-  DriverEdges edges{std::vector<CUgraphNode>(count), std::vector<CUgraphNode>(count),
-                    std::vector<abi::EdgeData>(count)};
-  if (count == 0) return edges;
-  PYGRAPH_CHECK(driver, graph_get_edges(graph, edges.from.data(), edges.to.data(),
-                                        edges.data.data(), &count));
-  return edges;
-}
 
 template <typename T>
 std::vector<std::byte> to_image(const T& value) {
@@ -172,53 +147,6 @@ void read_nodes(const Driver& driver, CUgraph graph, int parent, Recording& reco
 
 }  // namespace
 
-std::vector<uint32_t> Node::address_offsets() const {
-  switch (kind) {
-    case NodeKind::kKernel: {
-      // Any aligned word: struct parameters (TMA descriptors, tensor lists) hold addresses inside.
-      std::vector<uint32_t> offsets;
-      for (uint32_t offset = 0; offset + 8 <= image.size(); offset += 8) offsets.push_back(offset);
-      return offsets;
-    }
-    case NodeKind::kMemcpy:
-      return {offsetof(abi::Memcpy3D, src_device), offsetof(abi::Memcpy3D, dst_device)};
-    case NodeKind::kMemset:
-      return {offsetof(abi::MemsetNodeParams, dst)};
-    case NodeKind::kChildGraph:
-    case NodeKind::kEmpty:
-      break;
-  }
-  return {};
-}
-
-bool Node::may_access(uint32_t offset) const {
-  return !declared || std::ranges::find(reads, offset) != reads.end() ||
-         std::ranges::find(writes, offset) != writes.end();
-}
-
-bool Recording::is_scratch(uint64_t address, uint32_t last) const {
-  return last == Allocation::kNever && std::ranges::find(scratch, address) != scratch.end();
-}
-
-const Operator* Recording::operator_of(const Node& node) const {
-  const auto found = std::ranges::partition_point(
-      operators, [&](const Operator& op) { return op.last <= node.position; });
-  return found != operators.end() && found->first <= node.position ? &*found : nullptr;
-}
-
-void AllocationLog::allocate(uint64_t address, uint64_t size, uint32_t node_count) {
-  allocations_.push_back({address, size, node_count, Allocation::kNever});
-}
-
-void AllocationLog::free(uint64_t address, uint32_t node_count) {
-  for (auto it = allocations_.rbegin(); it != allocations_.rend(); ++it) {
-    if (it->address == address && it->last == Allocation::kNever) {
-      it->last = node_count;
-      return;
-    }
-  }
-}
-
 Recording read_graph(const Driver& driver, CUgraph graph) {
   Recording recording;
   read_nodes(driver, graph, -1, recording);
@@ -226,46 +154,6 @@ Recording read_graph(const Driver& driver, CUgraph graph) {
     return std::pair(a.from, a.to) < std::pair(b.from, b.to);
   });
   return recording;
-}
-
-void set_edges(const Driver& driver, CUgraph graph, const Recording& recording) {
-  const DriverEdges old = list_edges(driver, graph);
-  DriverEdges edges;
-  for (const Edge& edge : recording.edges) {
-    if (recording.nodes[edge.from].parent >= 0) continue;
-    edges.from.push_back(recording.nodes[edge.from].handle);
-    edges.to.push_back(recording.nodes[edge.to].handle);
-    edges.data.push_back(edge.data);
-  }
-  PYGRAPH_CHECK(driver, graph_remove_dependencies(graph, old.from.data(), old.to.data(),
-                                                  old.data.data(), old.data.size()));
-  PYGRAPH_CHECK(driver, graph_add_dependencies(graph, edges.from.data(), edges.to.data(),
-                                               edges.data.data(), edges.data.size()));
-}
-
-void retarget_nodes(const Driver& driver, Recording& recording, CUgraph clone) {
-  std::vector<CUgraphNode> siblings;  // of the child graph being walked, in creation order
-  size_t next_sibling = 0;
-  int current_parent = -1;
-  for (Node& node : recording.nodes) {
-    if (node.parent < 0) {
-      CUgraphNode found = nullptr;
-      PYGRAPH_CHECK(driver, graph_find_in_clone(&found, node.handle, clone));
-      node.handle = found;
-      continue;
-    }
-    if (recording.nodes[node.parent].parent >= 0) {
-      throw NotRelocatable("the graph nests child graphs more than one deep");
-    }
-    if (node.parent != current_parent) {
-      current_parent = node.parent;
-      CUgraph child = nullptr;
-      PYGRAPH_CHECK(driver, graph_child_get_graph(recording.nodes[node.parent].handle, &child));
-      siblings = list_nodes(driver, child);
-      next_sibling = 0;
-    }
-    node.handle = siblings.at(next_sibling++);
-  }
 }
 
 }  // namespace pygraph

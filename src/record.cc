@@ -1,11 +1,10 @@
 #include "pygraph/record.h"
 
 #include "pygraph/address_space.h"
+#include "pygraph/alignment.h"
 
 namespace pygraph {
 namespace {
-
-constexpr uint64_t kGaps[] = {512, AddressSpace::kIrregularGaps};
 
 // Addresses for all buffers in one half of the space, with room for alignment and gaps.
 uint64_t capacity_for(std::span<const Buffer> buffers) {
@@ -33,7 +32,7 @@ Capture capture(const Driver& driver, CUstream stream, AddressSpace& space,
   std::vector<abi::DevicePointer> addresses;
   for (const Buffer& buffer : buffers) {
     // Exactly the alignment that was promised, so that no library relies on more.
-    const uint64_t low_bits = buffer.alignment >= 512 ? 0 : buffer.alignment;
+    const uint64_t low_bits = buffer.alignment >= kAllocationAlignment ? 0 : buffer.alignment;
     const uint64_t address =
         space.allocate(buffer.size, low_bits, AddressSpace::Content::kFloating);
     inputs.push_back({address, buffer.size});
@@ -61,8 +60,8 @@ Capture capture(const Driver& driver, CUstream stream, AddressSpace& space,
 std::unique_ptr<ExecutableGraph> record(const Driver& driver, int device,
                                         std::span<const Buffer> buffers, const Issue& issue) {
   const Stream stream = create_stream(driver);
-  AddressSpace space_a(driver, device, capacity_for(buffers), kGaps[0]);
-  AddressSpace space_b(driver, device, capacity_for(buffers), kGaps[1]);
+  AddressSpace space_a(driver, device, capacity_for(buffers), AddressSpace::kGaps[0]);
+  AddressSpace space_b(driver, device, capacity_for(buffers), AddressSpace::kGaps[1]);
   const Capture first = capture(driver, stream.get(), space_a, buffers, issue);
   Capture second = capture(driver, stream.get(), space_b, buffers, issue);
   LinkedGraph linked = link(driver, first.recording, std::move(second.recording));

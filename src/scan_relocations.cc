@@ -21,8 +21,8 @@
 // kernel. (Those have functors of 8 bytes and less, part of which is padding.) Where it may be
 // padding it is judged by its value in B, the graph that will run:
 //
-//     no device memory        refused if it is computed from addresses (word_use.h). Else noise:
-//                             padding that nobody initialised; left alone
+//     no device memory        refused if it is computed from addresses (computed_numbers.h). Else
+//                             noise: padding that nobody initialised; left alone
 //     a stand-in address      unexplained: mostly padding too (large parameter structs are launched
 //                             with whatever the stack held), but perhaps an address used in a way
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
@@ -33,64 +33,21 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "computed_numbers.h"
 #include "pygraph/link.h"
+#include "symbols.h"
 #include "word_use.h"
 
 namespace pygraph {
 namespace {
 
-constexpr uint64_t kRandomStateSize = 16;
-
 constexpr const char* kDiffers =
     "has a parameter that differs between the recordings, and is no address";
-
-uint64_t read_word(const Node& node, uint32_t offset) {
-  uint64_t word = 0;
-  std::memcpy(&word, node.image.data() + offset, sizeof word);
-  return word;
-}
-
-struct Resolved {
-  uint32_t symbol = 0;
-  uint64_t addend = 0;
-};
-
-enum class Match : uint8_t { kAlive, kJustFreed, kEndOfAlive, kFreed };
-
-bool is_match(Match rule, const Symbol& symbol, uint32_t position, uint64_t distance) {
-  const bool alive = symbol.first <= position && position < symbol.last;
-  switch (rule) {
-    case Match::kAlive:
-      return alive && distance < symbol.size;
-    case Match::kJustFreed:
-      return symbol.last == position && distance < symbol.size;
-    case Match::kEndOfAlive:
-      return alive && distance == symbol.size;
-    case Match::kFreed:
-      return symbol.last <= position && distance < symbol.size;
-  }
-  return false;
-}
-
-// The latest symbol that explains both words in the same way. (Random states have no address here,
-// so they explain no words that differ.)
-std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
-                                uint64_t word_a, uint64_t word_b, Match rule) {
-  for (size_t i = symbols.size(); i-- > 0;) {
-    const Symbol& symbol = symbols[i];
-    const uint64_t distance = word_a - symbol.address_a;
-    if (distance == word_b - symbol.address_b && is_match(rule, symbol, position, distance)) {
-      return Resolved{static_cast<uint32_t>(i), distance};
-    }
-  }
-  return std::nullopt;
-}
 
 std::string name_of(const Recording& recording, uint32_t index) {
   const Node& node = recording.nodes[index];
@@ -106,67 +63,6 @@ bool is_device_memory(const Driver& driver, uint64_t word) {
   return driver.pointer_get_attribute(&type, abi::kPointerAttributeMemoryType, word) ==
              abi::kSuccess &&
          type == abi::kMemoryTypeDevice;
-}
-
-// The start of the largest stand-in memory, or 0: much room behind it for whoever follows it.
-uint64_t stand_in_address(const Recording& recording) {
-  uint64_t address = 0;
-  uint64_t size = 0;
-  const auto consider = [&](uint64_t other, uint64_t other_size) {
-    if (!recording.address_space.contains(other) || other_size < size) return;
-    address = other;
-    size = other_size;
-  };
-  for (const Range& input : recording.inputs) consider(input.address, input.size);
-  for (const Allocation& allocation : recording.allocations) {
-    consider(allocation.address, allocation.size);
-  }
-  return address;
-}
-
-std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
-  std::vector<Symbol> symbols;
-  for (uint32_t slot = 0; slot < a.inputs.size(); ++slot) {
-    symbols.push_back({SymbolKind::kInput, slot, a.inputs[slot].size, 0, Allocation::kNever,
-                       a.inputs[slot].address, b.inputs[slot].address});
-  }
-  const size_t first_allocation = symbols.size();
-  for (size_t i = 0; i < a.allocations.size(); ++i) {
-    const Allocation& x = a.allocations[i];
-    symbols.push_back(
-        {SymbolKind::kInternal, 0, x.size, x.first, x.last, x.address, b.allocations[i].address});
-  }
-  for (uint32_t slot = 0; slot < a.outputs.size(); ++slot) {
-    const auto is_backing = [&](const Symbol& s) {
-      return s.last == Allocation::kNever && a.outputs[slot] - s.address_a < s.size &&
-             a.outputs[slot] - s.address_a == b.outputs[slot] - s.address_b;
-    };
-    const auto it = std::find_if(symbols.begin() + static_cast<ptrdiff_t>(first_allocation),
-                                 symbols.end(), is_backing);
-    if (it == symbols.end()) {
-      throw NotRelocatable("output " + std::to_string(slot) + " is not memory of this recording");
-    }
-    if (it->kind == SymbolKind::kOutput) {
-      throw NotRelocatable("outputs " + std::to_string(it->slot) + " and " + std::to_string(slot) +
-                           " lie in one allocation");
-    }
-    it->kind = SymbolKind::kOutput;
-    it->slot = slot;
-  }
-  return symbols;
-}
-
-// Equal words that hold the addresses of a random generator's seed and offset, side by side.
-std::optional<uint32_t> find_random_state(const Recording& recording, const Node& node,
-                                          uint32_t offset) {
-  if (node.kind != NodeKind::kKernel || offset + kRandomStateSize > node.image.size()) return {};
-  for (uint32_t i = 0; i < recording.random.size(); ++i) {
-    if (read_word(node, offset) == recording.random[i].seed_address &&
-        read_word(node, offset + 8) == recording.random[i].offset_address) {
-      return i;
-    }
-  }
-  return {};
 }
 
 bool is_updatable(const Node& node) {
@@ -190,14 +86,14 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_a
   size_t next = 0;
   for (uint32_t n = 0; n < a.nodes.size(); ++n) {
     for (const uint32_t offset : a.nodes[n].address_offsets()) {
-      uint64_t word = read_word(linked.recording.nodes[n], offset);
+      uint64_t word = linked.recording.nodes[n].word_at(offset);
       if (next < linked.relocations.size() && linked.relocations[next].node == n &&
           linked.relocations[next].offset == offset) {
         const Relocation& relocation = linked.relocations[next++];
         const Symbol& symbol = linked.symbols[relocation.symbol];
         if (symbol.kind != SymbolKind::kRandom) word = symbol.address_a + relocation.addend;
       }
-      if (word != read_word(a.nodes[n], offset)) ++unexplained;
+      if (word != a.nodes[n].word_at(offset)) ++unexplained;
     }
   }
   if (unexplained != left_alone || next != linked.relocations.size()) {
@@ -216,7 +112,7 @@ class Scan {
         b_(linked.recording),
         owners_(driver, surroundings),
         displacements_(linked.symbols),
-        diverted_(stand_in_address(b_)) {}
+        stand_in_(stand_in_address(b_)) {}
 
   void run(uint32_t first_random) {
     first_random_ = first_random;
@@ -235,7 +131,7 @@ class Scan {
 
   void scan_node() {
     const size_t relocations_before = linked_.relocations.size();
-    diverts_ = false;
+    uses_stand_in_ = false;
     noise_.clear();
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
@@ -246,9 +142,9 @@ class Scan {
       if (!is_unused_end(offset)) scan_word(offset);
     }
     const bool is_relocated = linked_.relocations.size() > relocations_before;
-    judge_noise(relocations_before);
+    check_noise(relocations_before);
     // Only nodes with relocations get their image written back.
-    if (diverts_ && (diverted_ == 0 || !is_relocated)) {
+    if (uses_stand_in_ && (stand_in_ == 0 || !is_relocated)) {
       refuse("has an address among its parameters that belongs to no known memory");
     }
     if (is_relocated && !is_updatable(node_b())) {
@@ -288,8 +184,8 @@ class Scan {
   }
 
   void scan_word(uint32_t offset) {
-    const uint64_t word_a = read_word(node_a(), offset);
-    const uint64_t word_b = read_word(node_b(), offset);
+    const uint64_t word_a = node_a().word_at(offset);
+    const uint64_t word_b = node_b().word_at(offset);
     const WordUse use = use_of_word(node_b(), layout_, offset);
     if (use == WordUse::kNumber) {
       // Padding, or half a word of a larger parameter: what may be an address has been looked at.
@@ -307,7 +203,7 @@ class Scan {
     } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
       ++linked_.unexplained_words;
     } else if (is_device_memory(driver_, word_b)) {
-      divert(offset);
+      point_at_stand_in(offset);
     } else {
       ++linked_.noise_words;
       noise_.push_back({offset, word_a, word_b});
@@ -383,32 +279,28 @@ class Scan {
     if (linked_.doubtful_use.empty()) {
       linked_.doubtful_use = name_of(b_, index_) + " perhaps " + reason;
     }
-    divert(offset);
+    point_at_stand_in(offset);
   }
 
   // So that a verification with poisoned stand-ins shows a use of the word.
-  void divert(uint32_t offset) {
-    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &diverted_,
-                sizeof diverted_);
+  void point_at_stand_in(uint32_t offset) {
+    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &stand_in_,
+                sizeof stand_in_);
     ++linked_.unexplained_words;
-    diverts_ = true;
+    uses_stand_in_ = true;
   }
 
-  void judge_noise(size_t relocations_before) {
-    if (noise_.empty()) return;
+  // `first`: the node's first relocation.
+  void check_noise(size_t first) {
     std::vector<uint32_t> used;  // empty: small numbers in padding are like differences
-    for (size_t i = relocations_before; !may_hold_garbage_ && i < linked_.relocations.size(); ++i) {
+    for (size_t i = first; !may_hold_garbage_ && i < linked_.relocations.size(); ++i) {
       const uint32_t symbol = linked_.relocations[i].symbol;
       if (std::ranges::find(used, symbol) == used.end()) used.push_back(symbol);
     }
     for (const Number& number : noise_) {
       if (!displacements_.explain(number, used)) continue;
-      std::array<char, 64> words{};
-      std::snprintf(words.data(), words.size(), " (byte %u: %#llx, %#llx)", number.offset,
-                    static_cast<unsigned long long>(number.word_a),
-                    static_cast<unsigned long long>(number.word_b));
       refuse("has a number among its parameters that is computed from addresses" +
-             std::string(words.data()));
+             describe(number));
     }
   }
 
@@ -418,12 +310,12 @@ class Scan {
   const Recording& b_;
   ConstantOwners owners_;
   Displacements displacements_;
-  uint64_t diverted_;
+  uint64_t stand_in_;
   uint32_t first_random_ = 0;
   uint32_t equal_words_ = 0;  // of the unexplained ones: equal in both recordings
   // Of the current node.
   uint32_t index_ = 0;
-  bool diverts_ = false;
+  bool uses_stand_in_ = false;
   uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;
@@ -436,11 +328,8 @@ class Scan {
 void scan_relocations(const Driver& driver, const Recording& a, LinkedGraph& linked,
                       const Surroundings& surroundings) {
   linked.symbols = collect_symbols(a, linked.recording);
-  const auto first_random = static_cast<uint32_t>(linked.symbols.size());
-  for (uint32_t i = 0; i < linked.recording.random.size(); ++i) {
-    linked.symbols.push_back({SymbolKind::kRandom, i, kRandomStateSize});
-  }
-  Scan(driver, a, linked, surroundings).run(first_random);
+  const auto first_random = linked.symbols.size() - linked.recording.random.size();
+  Scan(driver, a, linked, surroundings).run(static_cast<uint32_t>(first_random));
 }
 
 }  // namespace pygraph

@@ -1,7 +1,6 @@
 // What a kernel does with the words of its parameters, as far as their layout tells.
 #pragma once
 
-#include <unordered_map>
 #include <vector>
 
 #include "pygraph/link.h"
@@ -21,32 +20,5 @@ WordUse use_of_word(const Node& node, const std::vector<Range>& layout, uint32_t
 
 // Whether a parameter of 8 bytes or less that is no word by itself differs.
 bool have_other_numbers(const Node& a, const Node& b, const std::vector<Range>& layout);
-
-// A word among a kernel's parameters that differs between the recordings and is no address.
-struct Number {
-  uint32_t offset = 0;
-  uint64_t word_a = 0;
-  uint64_t word_b = 0;
-};
-
-// Recognises numbers that were computed from addresses. Each symbol's address differs between the
-// recordings by another number, its displacement; what was computed from addresses differs by what
-// can be computed from displacements, and lies where the same computation leads from the addresses
-// themselves. (Both must hold: displacements are so many that one alone explains, by chance, what
-// two pointers to memory of the host differ by.)
-class Displacements {
- public:
-  explicit Displacements(const std::vector<Symbol>& symbols);
-  // Whether a number may be an address, plus any constant; or the difference or sum of an address
-  // in one of `used` and one in another symbol: in bytes or elements of up to 16, or negated.
-  bool explain(const Number& number, const std::vector<uint32_t>& used) const;
-
- private:
-  // Whether factor * number is an address plus `other`, or minus it.
-  bool is_computed(const Number& number, uint64_t factor, const Symbol* other) const;
-
-  const std::vector<Symbol>& symbols_;
-  std::unordered_multimap<uint64_t, uint32_t> by_displacement_;
-};
 
 }  // namespace pygraph

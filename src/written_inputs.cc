@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 namespace pygraph {
 namespace {
@@ -23,7 +22,7 @@ std::vector<uint32_t> written_words(const Recording& recording, const Node& node
   const Operator* op = recording.operator_of(node);
   if (op != nullptr && !op->is_foreign) return {};
   if (node.kind == NodeKind::kMemcpy) return {offsetof(abi::Memcpy3D, dst_device)};
-  if (node.kind == NodeKind::kKernel && node.declared) return node.writes;
+  if (node.kind == NodeKind::kKernel && node.has_known_accesses) return node.writes;
   return node.address_offsets();
 }
 
@@ -40,8 +39,7 @@ std::vector<uint32_t> written_inputs(const Recording& recording) {
   }
   for (const Node& node : recording.nodes) {
     for (const uint32_t offset : written_words(recording, node)) {
-      uint64_t word = 0;
-      std::memcpy(&word, node.image.data() + offset, sizeof word);
+      const uint64_t word = node.word_at(offset);
       if (!recording.address_space.contains(word)) continue;
       for (uint32_t slot = 0; slot < is_written.size(); ++slot) {
         if (leads_to(word, recording.inputs[slot])) is_written[slot] = true;

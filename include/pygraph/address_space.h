@@ -14,6 +14,7 @@
 // but not wild when a kernel uses them as an index.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -26,10 +27,12 @@ class AddressSpace {
  public:
   enum class Content : uint8_t { kFloating, kOther };
 
-  // Gaps of 512 bytes to 64 KiB, another one after each allocation, and a start of its own: the same
-  // at each recording, and such that differences of addresses can be told from each other, and from
-  // round numbers.
+  // Gaps of 512 bytes to 64 KiB, another one after each allocation, and a start of its own: the
+  // same at each recording, and such that differences of addresses can be told from each other, and
+  // from round numbers.
   static constexpr uint64_t kIrregularGaps = 0;
+  // Of a computation's two recordings.
+  static constexpr std::array<uint64_t, 2> kGaps = {512, kIrregularGaps};
 
   // Reserves `capacity` bytes of addresses on `device`, which must be current. `gap` bytes (a
   // multiple of 512) are left free after each allocation; two recordings use different gaps, so
@@ -46,7 +49,7 @@ class AddressSpace {
   // Puts memory of their own behind these addresses, cleared, because somebody uses them for more
   // than a recording. Where there is none, the shared page stays. The space must not end any more,
   // nor be poisoned.
-  void keep(const std::vector<Range>& pieces) noexcept;
+  void retain(const std::vector<Range>& pieces) noexcept;
 
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;

@@ -21,9 +21,9 @@ class BindTable {
   struct Word {
     uint64_t* value;  // in its node's image
     uint64_t addend;  // to the slot's address
-    uint32_t patch;   // index into patches()
+    uint32_t patch;   // index into patched_nodes()
   };
-  struct Patch {  // a node that holds addresses
+  struct PatchedNode {  // a node that holds addresses
     uint32_t node;
     std::byte* image;
     abi::KernelNodeParams params;  // kernels: points into image
@@ -39,7 +39,7 @@ class BindTable {
   size_t region_slot() const { return region_slot_; }
   // The address of each slot, as written last; all ones before that.
   std::span<const uint64_t> bound() const { return bound_; }
-  std::span<const Patch> patches() const { return patches_; }
+  std::span<const PatchedNode> patched_nodes() const { return patched_nodes_; }
   std::span<const Word> words(size_t slot) const {
     return std::span(words_).subspan(begin_[slot], begin_[slot + 1] - begin_[slot]);
   }
@@ -60,7 +60,7 @@ class BindTable {
   std::unique_ptr<std::byte[]> images_;  // one 128-byte aligned image after another
   std::vector<void*> param_pointers_;    // kernelParams and extra arrays of all patches
   std::vector<size_t> packed_sizes_;     // what extra's size entries point to
-  std::vector<Patch> patches_;
+  std::vector<PatchedNode> patched_nodes_;
   std::vector<Word> words_;      // sorted by slot
   std::vector<uint32_t> begin_;  // words of slot s: [begin_[s], begin_[s + 1])
   std::vector<uint64_t> bound_;

@@ -70,7 +70,6 @@ inline constexpr int kPointerAttributeBufferId = 7;
 inline constexpr int kLaunchAttributeCooperative = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4;
 inline constexpr int kLaunchAttributePriority = 8;
-inline constexpr int kLaunchAttributeDeviceUpdatable = 13;
 
 // CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
 inline constexpr uint64_t kInstantiateUseNodePriority = 8;
@@ -156,16 +155,12 @@ struct MemoryAccess {
   int flags;  // 3: read and write
 };
 
-// CUlaunchAttributeValue: a 64-byte union, of which PyGraph uses four members.
+// CUlaunchAttributeValue: a 64-byte union, of which PyGraph uses three members.
 union LaunchAttributeValue {
   char pad[64];
   int cooperative;
   unsigned int cluster[3];
   int priority;
-  struct {
-    int is_updatable;
-    void* node;  // CUgraphDeviceNode: the driver's answer
-  } device_updatable;
 };
 
 }  // namespace pygraph::abi

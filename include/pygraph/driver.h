@@ -23,8 +23,6 @@ namespace pygraph {
   X(primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, CUcontext*, int)                    \
   X(context_set_current, "cuCtxSetCurrent", 4000, CUcontext)                                      \
   X(context_get_current, "cuCtxGetCurrent", 4000, CUcontext*)                                     \
-  X(context_push, "cuCtxPushCurrent", 4000, CUcontext)                                            \
-  X(context_pop, "cuCtxPopCurrent", 4000, CUcontext*)                                             \
   X(context_synchronize, "cuCtxSynchronize", 2000)                                                \
   X(stream_create, "cuStreamCreate", 2000, CUstream*, unsigned)                                   \
   X(stream_destroy, "cuStreamDestroy", 4000, CUstream)                                            \
@@ -74,7 +72,6 @@ namespace pygraph {
   X(graph_destroy_node, "cuGraphDestroyNode", 10000, CUgraphNode)                                 \
   X(graph_instantiate, "cuGraphInstantiateWithParams", 12000, CUgraphExec*, CUgraph,              \
     abi::InstantiateParams*)                                                                      \
-  X(graph_upload, "cuGraphUpload", 11010, CUgraphExec, CUstream)                                  \
   X(graph_launch, "cuGraphLaunch", 10000, CUgraphExec, CUstream)                                  \
   X(graph_exec_destroy, "cuGraphExecDestroy", 10000, CUgraphExec)                                 \
   X(graph_exec_kernel_set_params, "cuGraphExecKernelNodeSetParams", 12000, CUgraphExec,           \

@@ -81,12 +81,12 @@ struct Relocation {
 
 // The place of an output in a donated input: that input's last use comes before the output's first,
 // and what is placed there fills at least two thirds of it.
-struct Donor {
+struct OutputPlacement {
   static constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t input = kNone;  // slot
   uint64_t offset = 0;     // in bytes; 0 for an output that has the input for itself
   explicit operator bool() const { return input != kNone; }
-  bool operator==(const Donor&) const = default;
+  bool operator==(const OutputPlacement&) const = default;
 };
 
 struct LinkedGraph {
@@ -97,8 +97,8 @@ struct LinkedGraph {
   uint64_t workspace_size = 0;
   uint64_t workspace_size_if_kept = 0;
   std::vector<Region> regions;
-  std::vector<DonatedInput> donated;  // that something was placed in
-  std::vector<Donor> donors;          // by output slot
+  std::vector<DonatedInput> donated;        // that something was placed in
+  std::vector<OutputPlacement> placements;  // by output slot
   uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
   // Words that differ, belong to no symbol, and yet are addresses of device memory: padding with
   // leftovers of the allocator, or addresses that PyGraph does not understand. They point at

@@ -50,10 +50,10 @@ struct Node {
   // the driver's parameter struct of a memcpy (abi::Memcpy3D) or memset (abi::MemsetNodeParams).
   std::vector<std::byte> image;
 
-  // What the recorder knows about the node's use of memory. If it is declared: of what the
+  // What the recorder knows about the node's accesses to memory. If they are known: of what the
   // recording's nodes write, the node accesses nothing but what the addresses at these offsets in
   // its image lead to, and writes to none but the latter. Other addresses are leftovers in padding.
-  bool declared = false;
+  bool has_known_accesses = false;
   std::vector<uint32_t> reads;
   std::vector<uint32_t> writes;
   // What launched it, where the recorder knows: nodes of one operator share scratch memory, and may
@@ -63,7 +63,8 @@ struct Node {
 
   // Offsets in `image` where an 8-byte address can stand.
   std::vector<uint32_t> address_offsets() const;
-  // Whether the node, declared or not, may access what the address at this offset leads to.
+  uint64_t word_at(uint32_t offset) const;  // of `image`
+  // Whether the node, known or not, may access what the address at this offset leads to.
   bool may_access(uint32_t offset) const;
 };
 
@@ -101,6 +102,9 @@ struct RandomState {
   uint64_t offset_address = 0;
   uint64_t increment = 0;
 };
+
+// Bytes of a generator's seed and offset, side by side.
+constexpr uint64_t kRandomStateSize = 16;
 
 // An operator of the framework's that was called while recording.
 struct Operator {

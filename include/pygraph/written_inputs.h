@@ -13,7 +13,7 @@ namespace pygraph {
 //
 // * An operator writes what it says (Operator::writes). A foreign one may write to all that its
 //   nodes' addresses lead to as well.
-// * A declared kernel writes what it says (Node::writes).
+// * A kernel with known accesses writes what it says (Node::writes).
 // * A copy or a fill writes to its destination.
 // * Any other kernel may write to all that its addresses lead to.
 std::vector<uint32_t> written_inputs(const Recording& recording);

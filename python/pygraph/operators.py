@@ -1,5 +1,5 @@
-"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/ops.cc), and which cannot be
-in graphs.
+"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/tensors/operators.cc), and
+which cannot be in graphs.
 """
 
 from __future__ import annotations

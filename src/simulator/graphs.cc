@@ -159,10 +159,6 @@ abi::Result graph_kernel_set_attribute(CUgraphNode node, int attribute,
                                        abi::LaunchAttributeValue* value) {
   if (!is_kind(node, abi::kNodeKernel)) return abi::kInvalidValue;
   if (attribute == abi::kLaunchAttributePriority) as_node(node)->priority = value->priority;
-  if (attribute != abi::kLaunchAttributeDeviceUpdatable) return abi::kSuccess;
-  if (value->device_updatable.is_updatable != 1) return abi::kInvalidValue;  // no way back
-  as_node(node)->is_device_updatable = true;
-  value->device_updatable.node = as_node(node);
   return abi::kSuccess;
 }
 

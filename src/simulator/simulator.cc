@@ -56,7 +56,6 @@ State* current_state() {
 Simulator::Simulator() {
   if (g_state != nullptr) throw std::logic_error("one Simulator at a time");
   g_state = new State;
-  add_kernel(patch_kernel());
 }
 
 Simulator::~Simulator() {

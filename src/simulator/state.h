@@ -47,9 +47,7 @@ struct SimulatedNode {
   std::unique_ptr<SimulatedGraph> child;
   SimulatedGraph* owner = nullptr;
   const SimulatedNode* original = nullptr;  // in a clone: the node it was copied from
-  bool is_device_updatable = false;
   int priority = 0;
-  SimulatedExec* exec = nullptr;  // of a device-updatable node: the one it was instantiated in
 };
 
 struct SimulatedEdge {
@@ -66,8 +64,6 @@ struct SimulatedGraph {
 
 struct SimulatedExec {
   std::unique_ptr<SimulatedGraph> snapshot;
-  std::vector<SimulatedNode*> updatable;  // nodes of the graph that the device may update here
-  bool is_uploaded = false;
   SimulatedNode* find(const SimulatedNode* original) const;
 };
 
@@ -133,8 +129,6 @@ void run_graph(const SimulatedGraph& graph);  // order.cc
 // A kernel's parts; other nodes have no prologue, and no kernel runs without its own.
 void run_prologue(const SimulatedNode& node);
 void run_body(const SimulatedNode& node);
-// The engine's kernel that patches nodes (device_patcher.h), over the simulated device runtime.
-Kernel patch_kernel();
 
 // Either runs the node now or, if the stream captures, appends it. Takes what `node` holds.
 abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node);

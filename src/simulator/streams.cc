@@ -101,14 +101,6 @@ abi::Result context_get_current(CUcontext* context) {
   return abi::kSuccess;
 }
 
-abi::Result context_push(CUcontext /*context*/) {
-  return abi::kSuccess;
-}
-
-abi::Result context_pop(CUcontext* context) {
-  return context_get_current(context);
-}
-
 abi::Result context_synchronize() {
   return abi::kSuccess;
 }

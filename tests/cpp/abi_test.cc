@@ -35,10 +35,6 @@ SAME_OFFSET(MemoryAllocationProperties, location, CUmemAllocationProp, location)
 SAME_OFFSET(MemoryAllocationProperties, usage, CUmemAllocationProp, allocFlags.usage);
 SAME_SIZE(MemoryAccess, CUmemAccessDesc);
 SAME_SIZE(LaunchAttributeValue, CUlaunchAttributeValue);
-SAME_OFFSET(LaunchAttributeValue, device_updatable.is_updatable, CUlaunchAttributeValue,
-            deviceUpdatableKernelNode.deviceUpdatable);
-SAME_OFFSET(LaunchAttributeValue, device_updatable.node, CUlaunchAttributeValue,
-            deviceUpdatableKernelNode.devNode);
 
 TEST(Abi, ConstantsEqualCudaHeader) {
   EXPECT_EQ(kNodeKernel, CU_GRAPH_NODE_TYPE_KERNEL);
@@ -58,7 +54,6 @@ TEST(Abi, ConstantsEqualCudaHeader) {
   EXPECT_EQ(kLaunchAttributePriority, CU_LAUNCH_ATTRIBUTE_PRIORITY);
   EXPECT_EQ(kInstantiateUseNodePriority, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
   EXPECT_EQ(kNotReady, CUDA_ERROR_NOT_READY);
-  EXPECT_EQ(kLaunchAttributeDeviceUpdatable, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE);
   EXPECT_EQ(kLaunchParamBufferPointer, CU_LAUNCH_PARAM_BUFFER_POINTER);
   EXPECT_EQ(kLaunchParamBufferSize, CU_LAUNCH_PARAM_BUFFER_SIZE);
   EXPECT_EQ(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);

@@ -53,7 +53,7 @@ TEST_F(AddressSpaceTest, WhatIsKeptHasMemoryOfItsOwn) {
   const uint64_t kept = space->allocate(4 * kMiB, 0, Content::kOther);
   const uint64_t behind = space->allocate(4 * kMiB, 0, Content::kOther);
   space->poison();
-  space->keep({{kept, 4 * kMiB}});
+  space->retain({{kept, 4 * kMiB}});
   device.synchronize();
   EXPECT_EQ(device.read_floats(kept + kMiB, 2), (std::vector<float>{0, 0}));
   const std::vector<float> values = {1, 2, 3};

@@ -26,7 +26,7 @@ LinkedGraph chain_of(const std::vector<std::vector<uint32_t>>& nodes) {
   for (uint32_t n = 0; n < count; ++n) {
     Node& node = linked.recording.nodes[n];
     node.position = n;
-    node.declared = true;
+    node.has_known_accesses = true;
     for (uint32_t i = 0; i < nodes[n].size(); ++i) {
       while (linked.symbols.size() <= nodes[n][i]) add_internal(linked, 4096, 0, count);
       linked.relocations.push_back({n, 8 * i, nodes[n][i], 0});
@@ -52,7 +52,7 @@ TEST(Branches, ReadersOfOneResultRunBesideEachOther) {
   EXPECT_EQ(edges_of(*found), (Edges{{0, 1}, {0, 2}, {1, 3}, {2, 3}}));
   EXPECT_EQ(found->lanes, 2);
   // Node 2 does not wait for 1, so nothing that 1 uses may serve 2.
-  EXPECT_EQ(found->order.begin, (std::vector<uint32_t>{0, 1, 1, 3}));
+  EXPECT_EQ(found->order.step_begin, (std::vector<uint32_t>{0, 1, 1, 3}));
 }
 
 TEST(Branches, ANodeWaitsForThoseThatReadWhatItOverwrites) {
@@ -69,7 +69,7 @@ TEST(Branches, AChainThatNeedsItsOrderStaysAsItIs) {
 
 TEST(Branches, ANodeThatNothingIsKnownOfWaitsForAllAndAllForIt) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}});
-  linked.recording.nodes[2].declared = false;
+  linked.recording.nodes[2].has_known_accesses = false;
   const auto found = branches_of(linked);
   ASSERT_TRUE(found);
   EXPECT_EQ(edges_of(*found), (Edges{{0, 2}, {1, 2}, {2, 3}, {2, 4}}));
@@ -95,7 +95,7 @@ TEST(Branches, LeftoversInPaddingOrderNothing) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}});
   linked.relocations.push_back({1, 64, 1, 0});
   EXPECT_TRUE(branches_of(linked));
-  linked.recording.nodes[1].declared = false;
+  linked.recording.nodes[1].has_known_accesses = false;
   EXPECT_FALSE(branches_of(linked));
 }
 
@@ -117,7 +117,7 @@ TEST(Branches, KernelsThatOverlapTheirPredecessorDoSoOnlyBehindIt) {
   ASSERT_TRUE(found);
   EXPECT_EQ(edges_of(*found), (Edges{{0, 1}, {2, 3}}));
   for (const Edge& edge : found->edges) EXPECT_EQ(edge.data, kProgrammatic);
-  EXPECT_EQ(found->order.begin, (std::vector<uint32_t>{0, 0, 0, 0}));
+  EXPECT_EQ(found->order.step_begin, (std::vector<uint32_t>{0, 0, 0, 0}));
   linked = chain_of({{1, 0}, {2, 0}, {3, 1, 2}});
   linked.recording.edges[1].data = kProgrammatic;
   const auto other = branches_of(linked);
@@ -163,7 +163,7 @@ TEST(Scratch, OperatorsThatShareNothingElseRunBesideEachOther) {
 TEST(Scratch, ANodeOutsideOfOperatorsKeepsItToItself) {
   LinkedGraph linked = with_scratch();
   linked.recording.nodes[2].op = Node::kNoOperator;
-  linked.recording.nodes[2].declared = false;
+  linked.recording.nodes[2].has_known_accesses = false;
   split_scratch(linked);
   const auto found = branches_of(linked);
   ASSERT_TRUE(found);
@@ -222,7 +222,8 @@ TEST_F(BranchedProgramTest, ResultsAreThoseOfTheProgramInEveryOrder) {
     TwoRecordings recordings = record_twice(device, std::vector<uint64_t>(kInputs, kInputBytes),
                                             [&](Session& s) { return program.record(device, s); });
     declare_reads(recordings.second);
-    if (seed % 4 == 0) recordings.second.nodes[recordings.second.nodes.size() / 2].declared = false;
+    if (seed % 4 == 0)
+      recordings.second.nodes[recordings.second.nodes.size() / 2].has_known_accesses = false;
     LinkedGraph linked = recordings.link(
         driver,
         {.donated = {{0, kBytes}, {2, kBytes}}, .smallest_block = seed % 2 == 1 ? kBytes : 0},

@@ -70,7 +70,8 @@ TEST_F(ComputedWordsTest, PyTorchsOwnOperatorsComputeNoDifferences) {
   EXPECT_EQ(in_struct([&](auto in) { return (in[2] - in[0]) / 4; }), "1 noise, 0 unexplained");
 }
 
-// Garbage differs by powers of two; so would addresses if both recordings began a round distance apart.
+// Garbage differs by powers of two; so would addresses if both recordings began a round distance
+// apart.
 TEST_F(ComputedWordsTest, NumbersThatDifferByPowersOfTwoAreNoAddresses) {
   for (int bit = 20; bit < 44; ++bit) {
     for (const uint64_t sign : {uint64_t{1}, ~uint64_t{0}}) {

@@ -21,9 +21,9 @@ TEST(Donation, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
     plan_memory(linked, {.donated = donated});
     std::vector<uint32_t> taken;
     for (uint32_t output = 0; output < 10; ++output) {
-      if (!linked.donors[output]) continue;
-      EXPECT_EQ(linked.donors[output].offset, 0);
-      const uint32_t donor = linked.donors[output].input;
+      if (!linked.placements[output]) continue;
+      EXPECT_EQ(linked.placements[output].offset, 0);
+      const uint32_t donor = linked.placements[output].input;
       ++adopted;
       EXPECT_EQ(donor % 2, 0);
       EXPECT_EQ(std::ranges::count(taken, donor), 0);
@@ -51,7 +51,7 @@ TEST(Donation, DonatedInputsAreOverwrittenOnlyAfterTheirLastUse) {
       EXPECT_GE(region.fallback_offset, linked.workspace_size);
       EXPECT_GE(a.first, use_of(linked, SymbolKind::kInput, region.input).end);
       for (uint32_t output = 0; output < 10; ++output) {
-        if (linked.donors[output].input != region.input) continue;
+        if (linked.placements[output].input != region.input) continue;
         EXPECT_LE(a.last, use_of(linked, SymbolKind::kOutput, output).first);
       }
     }
@@ -85,13 +85,13 @@ LinkedGraph handed_over(std::vector<uint64_t> inputs, std::vector<uint64_t> outp
 
 TEST(Donation, ALargeOutputLeavesTheSmallerDonatedInputToASmallerOne) {
   const LinkedGraph linked = handed_over({9 * kMiB, 12 * kMiB}, {9 * kMiB, 7 * kMiB});
-  EXPECT_EQ(linked.donors[0].input, 1);
-  EXPECT_EQ(linked.donors[1].input, 0);
+  EXPECT_EQ(linked.placements[0].input, 1);
+  EXPECT_EQ(linked.placements[1].input, 0);
 }
 
 TEST(Donation, AnOutputTakesNoLargerDonatedInputThanItMust) {
   const LinkedGraph linked = handed_over({12 * kMiB, 10 * kMiB, 9 * kMiB, 2 * kMiB}, {9 * kMiB});
-  EXPECT_EQ(linked.donors[0].input, 2);
+  EXPECT_EQ(linked.placements[0].input, 2);
 }
 
 // How much of the donated input in `slot` outputs take, and how many they are.
@@ -103,7 +103,7 @@ struct Filled {
 Filled filled(const LinkedGraph& linked, uint32_t slot) {
   Filled result;
   for (uint32_t output = 0; output < 10; ++output) {
-    if (linked.donors[output].input != slot) continue;
+    if (linked.placements[output].input != slot) continue;
     result.bytes += linked.symbols[2 * output + 1].size;
     ++result.outputs;
   }
@@ -120,7 +120,7 @@ TEST(Donation, OutputsThatMayShareLieSideBySideInALargeDonatedInput) {
       options.donated.push_back({slot, 3 * linked.symbols[2 * slot].size});
     plan_memory(linked, options);
     for (uint32_t output = 0; output < 10; ++output) {
-      const Donor& donor = linked.donors[output];
+      const OutputPlacement& donor = linked.placements[output];
       if (!donor) continue;
       const uint64_t size = linked.symbols[2 * output + 1].size;
       const uint64_t room = 3 * linked.symbols[2 * donor.input].size;
@@ -134,9 +134,9 @@ TEST(Donation, OutputsThatMayShareLieSideBySideInALargeDonatedInput) {
       ++together;
       EXPECT_NE(std::ranges::find(options.sharing, output), options.sharing.end());
       for (uint32_t other = 0; other < output; ++other) {
-        const uint64_t begin = linked.donors[other].offset;
+        const uint64_t begin = linked.placements[other].offset;
         const uint64_t end = begin + linked.symbols[2 * other + 1].size;
-        EXPECT_TRUE(linked.donors[other].input != donor.input || end <= donor.offset ||
+        EXPECT_TRUE(linked.placements[other].input != donor.input || end <= donor.offset ||
                     donor.offset + size <= begin);
       }
     }
@@ -144,7 +144,7 @@ TEST(Donation, OutputsThatMayShareLieSideBySideInALargeDonatedInput) {
       const Symbol& internal = linked.symbols[i];
       if (internal.region == 0) continue;
       for (uint32_t output = 0; output < 10; ++output) {
-        if (linked.donors[output].input != linked.regions[internal.region - 1].input) continue;
+        if (linked.placements[output].input != linked.regions[internal.region - 1].input) continue;
         EXPECT_LE(internal.last, use_of(linked, SymbolKind::kOutput, output).first);
       }
     }
@@ -160,7 +160,7 @@ TEST(Donation, AGraphWithBranchesUsesNoDonatedInput) {
   linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
   linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
   plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
-  EXPECT_EQ(linked.donors, std::vector<Donor>(1));
+  EXPECT_EQ(linked.placements, std::vector<OutputPlacement>(1));
 }
 
 // Input 0 is used by node 0, input 1 by node 2, output 0 and internal memory from node `first` on.
@@ -183,16 +183,16 @@ TEST(Donation, AViewKeepsWhatItLiesInUntilItsLastUse) {
   const MemoryOptions viewed{.donated = {{.slot = 0, .size = 4 * kMiB, .views = {1}}}};
   LinkedGraph linked = with_two_inputs(2);
   plan_memory(linked, alone);
-  EXPECT_EQ(linked.donors[0].input, 0);
+  EXPECT_EQ(linked.placements[0].input, 0);
   EXPECT_EQ(linked.symbols[3].region, 1);
   linked = with_two_inputs(2);
   plan_memory(linked, viewed);
-  EXPECT_FALSE(linked.donors[0]);
+  EXPECT_FALSE(linked.placements[0]);
   EXPECT_EQ(linked.symbols[3].region, 0);
   EXPECT_TRUE(linked.donated.empty());
   linked = with_two_inputs(3);
   plan_memory(linked, viewed);
-  EXPECT_EQ(linked.donors[0].input, 0);
+  EXPECT_EQ(linked.placements[0].input, 0);
   ASSERT_EQ(linked.donated.size(), 1);
   EXPECT_EQ(linked.donated[0].views, std::vector<uint32_t>{1});
 }
@@ -201,10 +201,10 @@ TEST(Donation, AnOutputTakesOverNothingThatAKernelBesideItUses) {
   const MemoryOptions donated{.donated = {{0, 4 * kMiB}}};
   LinkedGraph serial = one_after_the_other({});
   plan_memory(serial, donated);
-  EXPECT_EQ(serial.donors[0].input, 0);
+  EXPECT_EQ(serial.placements[0].input, 0);
   LinkedGraph overlapping = one_after_the_other(kProgrammatic);
   plan_memory(overlapping, donated);
-  EXPECT_FALSE(overlapping.donors[0]);
+  EXPECT_FALSE(overlapping.placements[0]);
   EXPECT_EQ(overlapping.symbols[3].region, 0);  // nor is it in the input
 }
 

@@ -96,7 +96,7 @@ TEST_F(ExecutableTest, ADonatedInputServesAsWorkspaceAndOutput) {
     return std::vector{result};
   });
   LinkedGraph linked = recordings.link(driver, {.donated = {{0, kLarge}}});
-  ASSERT_EQ(linked.donors, std::vector<Donor>{{.input = 0}});
+  ASSERT_EQ(linked.placements, std::vector<OutputPlacement>{{.input = 0}});
   ASSERT_EQ(linked.regions.size(), 1);
   EXPECT_EQ(linked.regions[0].input, 0);
   EXPECT_EQ(linked.workspace_size, 2 * kLarge);

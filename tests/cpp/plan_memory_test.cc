@@ -173,7 +173,7 @@ TEST(PlanMemory, BlocksLieInOutputsThatAreUsedLater) {
       ++in_outputs;
       const uint64_t size = linked.symbols[2 * region.output + 1].size;
       EXPECT_EQ(region.input, Region::kOwnBlock);
-      EXPECT_FALSE(linked.donors[region.output]);
+      EXPECT_FALSE(linked.placements[region.output]);
       EXPECT_EQ(std::ranges::count(taken, region.output), 0);
       taken.push_back(region.output);
       EXPECT_GE(region.size, size);

@@ -92,7 +92,7 @@ inline void replay(Device& device, CUstream stream, ExecutableGraph& graph, cons
     addresses.push_back(device.floats(std::vector<float>(2 * kCount, numbers[i])));
   }
   const std::vector<uint64_t> inputs = addresses;
-  for (const Donor& donor : linked.donors) {
+  for (const OutputPlacement& donor : linked.placements) {
     addresses.push_back(donated && donor ? inputs[donor.input] + donor.offset
                                          : device.allocate(kBytes));
   }

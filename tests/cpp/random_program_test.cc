@@ -31,7 +31,7 @@ TEST_F(RandomProgramTest, ResultsAreThoseOfTheProgramWhereverItsBuffersAre) {
     in_outputs += std::ranges::count_if(
         linked.regions, [](const Region& r) { return r.output != Region::kNoOutput; });
     donated_somewhere += linked.regions.size() - own_blocks;
-    for (const Donor& donor : linked.donors) {
+    for (const OutputPlacement& donor : linked.placements) {
       donated_somewhere += donor ? 1 : 0;
       side_by_side += donor && donor.offset > 0 ? 1 : 0;
     }

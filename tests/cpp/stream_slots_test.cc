@@ -140,8 +140,7 @@ TEST_F(StreamSlotsTest, ExecutablesOfSeveralStreamsKeepTheirOwnAddresses) {
   executables.push_back(
       std::make_unique<ExecutableGraph>(driver, std::move(recordings.graph), std::move(linked)));
   executables.front()->bind(std::vector<uint64_t>(executables.front()->slot_count(), kBytes));
-  executables.front()->drop_executable();  // a copy needs the graph only
-  for (int i = 0; i < 3; ++i) executables.push_back(executables.front()->copy(Patching::kHost));
+  for (int i = 0; i < 3; ++i) executables.push_back(executables.front()->copy());
   const uint64_t size = executables.front()->linked().workspace_size;
   std::vector<std::array<uint64_t, 3>> bound;
   for (size_t i = 0; i < executables.size(); ++i) {

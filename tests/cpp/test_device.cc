@@ -250,7 +250,7 @@ void RecordedPool::free(uint64_t address) {
 
 void declare_reads(Recording& recording) {
   for (Node& node : recording.nodes) {
-    node.declared = node.kind == NodeKind::kKernel;
+    node.has_known_accesses = node.kind == NodeKind::kKernel;
     for (const uint32_t offset : node.address_offsets()) {
       (offset > 0 ? node.reads : node.writes).push_back(offset);
     }

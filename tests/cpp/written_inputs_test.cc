@@ -34,7 +34,7 @@ TEST(WrittenInputs, AnUnknownKernelMayWriteToAllItPointsTo) {
 
 TEST(WrittenInputs, ADeclaredKernelWritesWhatItSays) {
   Recording recording = one_kernel();
-  recording.nodes[0].declared = true;
+  recording.nodes[0].has_known_accesses = true;
   recording.nodes[0].reads = {0};
   recording.nodes[0].writes = {8};
   EXPECT_EQ(written_inputs(recording), Slots{1});
@@ -78,7 +78,7 @@ LinkedGraph hidden_use() {
 TEST(HiddenUses, WhatAnUnknownKernelWasGivenStaysUntilTheLastOne) {
   LinkedGraph linked = hidden_use();
   plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
-  EXPECT_FALSE(linked.donors[0]);
+  EXPECT_FALSE(linked.placements[0]);
 }
 
 TEST(HiddenUses, FrameworkOperatorsKeepNoAddresses) {
@@ -86,7 +86,7 @@ TEST(HiddenUses, FrameworkOperatorsKeepNoAddresses) {
   linked.recording.operators = {{.name = "aten::a", .first = 0, .last = 1},
                                 {.name = "aten::b", .first = 1, .last = 3}};
   plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
-  EXPECT_TRUE(linked.donors[0]);
+  EXPECT_TRUE(linked.placements[0]);
 }
 
 // As aten::_grouped_mm does: the first kernel makes a table of addresses, the next ones use it.
@@ -98,11 +98,11 @@ TEST(HiddenUses, AnOperatorsKernelsHandAddressesToEachOther) {
   const MemoryOptions options{.donated = {{0, 4 * kMiB}}};
   LinkedGraph declared = linked;
   plan_memory(linked, options);
-  EXPECT_FALSE(linked.donors[0]);
+  EXPECT_FALSE(linked.placements[0]);
   EXPECT_EQ(linked.symbols.back().region, 0);
-  for (Node& node : declared.recording.nodes) node.declared = true;  // no tables
+  for (Node& node : declared.recording.nodes) node.has_known_accesses = true;  // no tables
   plan_memory(declared, options);
-  EXPECT_TRUE(declared.donors[0]);
+  EXPECT_TRUE(declared.placements[0]);
 }
 
 }  // namespace

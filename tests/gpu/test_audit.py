@@ -224,27 +224,6 @@ def test_two_towers_beside_each_other() -> None:
     _expect_passed_audits()
 
 
-def test_a_graph_that_the_device_patches() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        y = x[0]
-        for i in range(40):
-            y = torch.softmax(y * 3 + x[i % len(x)], i % 2)
-        return y
-
-    model = _audited(function, 4)
-    inputs = [randn(4, 64, 64) for _ in range(20)]
-    with torch.no_grad():
-        with uncaptured():
-            expected = [model(x) for x in inputs]
-        for x in inputs[:3]:
-            model(x)
-        (graph,) = [e.graph for p in runtime.all_partitions() for e in p.entries.values() if e.graph]
-        graph.patch_on_device(True)
-        assert_same([model(x) for x in inputs], expected)
-    assert captured()[0].patched_on_device
-    _expect_passed_audits()
-
-
 @pytest.mark.parametrize(("interval", "audits"), [(1, 20), (10, 2), (0, 0), (False, 0)])
 def test_the_interval(interval: int, audits: int) -> None:
     model = _audited(lambda x: torch.relu(x) + 1, interval)

@@ -60,14 +60,14 @@ def test_projections_run_beside_each_other(always: None) -> None:
 def test_everything_is_known_of_kernels_of_the_compiler_and_of_matrix_products(always: None) -> None:
     _check(lambda x: (torch.softmax(x @ x, -1) @ x).sum(0).tanh(), randn(256, 256))
     (graph,) = _graphs()
-    assert graph.declared == graph.nodes
+    assert graph.nodes_with_known_accesses == graph.nodes
 
 
 def test_convolutions_run_beside_each_other(always: None) -> None:
     branch = nn.ModuleList(nn.Sequential(nn.Conv2d(16, 16, 3), nn.Tanh()) for _ in range(4)).cuda()
     _check(lambda x: sum(f(x).mean() for f in branch), randn(2, 16, 32, 32))
     (graph,) = _graphs()
-    assert graph.lanes >= 3 and graph.declared == graph.nodes
+    assert graph.lanes >= 3 and graph.nodes_with_known_accesses == graph.nodes
 
 
 def test_what_libraries_get_later_is_no_scratch_memory_before(always: None) -> None:

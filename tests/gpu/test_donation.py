@@ -83,7 +83,6 @@ def test_gradients_take_the_place_of_saved_tensors() -> None:
     assert graph.donated  # type: ignore[attr-defined]
     assert graph.donated_replays >= 4  # type: ignore[attr-defined]
     assert "takes the place of input" in graph.link_map()  # type: ignore[attr-defined]
-    assert graph.to_dot().startswith("digraph")  # type: ignore[attr-defined]
 
 
 def test_a_backward_is_verified_where_the_gpu_has_no_room_for_copies(

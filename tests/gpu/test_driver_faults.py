@@ -1,5 +1,5 @@
 """Each driver function that PyGraph calls fails once, while a fresh program is recorded, verified, put
-on trial, replayed, patched and dropped. Results are right, nothing raises, the next program works."""
+on trial, replayed and dropped. Results are right, nothing raises, the next program works."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 import pygraph
 from pygraph import runtime
-from pygraph.partition import device_patching, selector
+from pygraph.partition import selector
 from pygraph.select import trial
-from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED
+from pygraph.select.trial import REPLAYED
 
 from . import faults
 from .support import assert_same, captured, compiled, randn
@@ -30,17 +30,12 @@ _CALLS = 24  # until trials are over, with the settings below
 
 @pytest.fixture(autouse=True)
 def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every program is tried in every form, within a few calls."""
+    """Every program is tried, and its graph selected, within a few calls."""
     monkeypatch.setenv("PYGRAPH_SELECT", "auto")
-    monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 4)
     monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 6)
     monkeypatch.setattr(selector, "_BAND", 1e9)
-    monkeypatch.setattr(device_patching, "_HOST_SECONDS", 1.0)
     monkeypatch.setattr(trial, "_CLEAR", 0.0)
-    order = (PATCHED_ON_DEVICE, REPLAYED)
-    monkeypatch.setattr(
-        trial, "choose", lambda timings: next(name for name in order if name in timings)
-    )
+    monkeypatch.setattr(trial, "choose", lambda timings: REPLAYED)
     faults.clear()
     yield
     faults.clear()

@@ -176,7 +176,6 @@ def test_the_option_overrides_the_measurement() -> None:
 
 def test_a_graph_whose_time_changed_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selector, "_CALLS_PER_RECHECK", 5)
-    monkeypatch.setattr(selector, "_CALLS_UNTIL_COUNT", 5)
     module, model = _compiled(Small())
     x = torch.randn(8, 64, device="cuda")
     _calls(model, x)
@@ -251,7 +250,7 @@ def test_a_trial_needs_the_memory_of_one_result() -> None:
 def test_a_look_is_due_after_so_many_calls_whatever_shortcuts_they_tried() -> None:
     engine = runtime.engine()
     partition = engine.graphed_callable(lambda args: ("uncaptured",), lambda args: ("look",), 0)
-    engine.add_without_graph(partition, [5], 9)
+    engine.add_uncaptured_decision(partition, [5], 9)
     way = ([0], [(True, 0, None)], [])
     inner = engine.whole_graph_callable(partition, lambda args: partition(args), True, 1, *way)
     outer = engine.whole_graph_callable(partition, lambda *args: inner(list(args)), False, 1, *way)

@@ -110,16 +110,16 @@ class Engine:
     def signature(self, args: list[Any], device: int) -> bytes:
         return b"key"
 
-    def add_without_graph(self, callable: Any, args: list[Any], calls: int) -> None:
+    def add_uncaptured_decision(self, callable: Any, args: list[Any], calls: int) -> None:
         self.without_graph.append(calls)
 
-    def clear_decided(self, callable: Any) -> None:
+    def clear_decisions(self, callable: Any) -> None:
         self.graphs.clear()
 
     def wait(self, callable: Any, key: bytes, seconds: float) -> None:
         pass
 
-    clear_waiting = clear_without_graph = wait
+    clear_waiting = clear_uncaptured_decisions = wait
     free_blas_workspaces = staticmethod(lambda: None)
 
 

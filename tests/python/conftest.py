@@ -60,14 +60,14 @@ def told_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     real = runtime.engine()
     engine = SimpleNamespace(
         graphed_callable=real.graphed_callable,
-        clear_decided=real.clear_decided,
+        clear_decisions=real.clear_decisions,
         signature=lambda args, device: b"key",
         wait=real.wait,
         waiting_seconds=real.waiting_seconds,
         clear_waiting=real.clear_waiting,
         free_blas_workspaces=lambda: None,
-        add_without_graph=lambda callable, args, calls: told.append(calls),
-        clear_without_graph=real.clear_without_graph,
+        add_uncaptured_decision=lambda callable, args, calls: told.append(calls),
+        clear_uncaptured_decisions=real.clear_uncaptured_decisions,
         add_graph=lambda callable, graph, most, calls: [],
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)

@@ -28,9 +28,7 @@ class FakeGraph(Base):
 
     function: what a replay runs. error: what a replay raises instead.
     poisons, gave_away: of each replay. generator: of the last one.
-    on_device: for each call of ``patch_on_device``.
-    released, settled, dropped: how often ``release_workspace``, ``settle_workspace`` and
-        ``drop_other_patching`` were called.
+    released, settled: how often ``release_workspace`` and ``defragment_workspace`` were called.
     """
 
     name = ""
@@ -42,23 +40,19 @@ class FakeGraph(Base):
     outputs = 1
     relocations = 4
     symbols = 2
-    noise_words = 0
     unexplained_words = 0
     doubtful_use = ""
     output_bytes = 0
     workspace_bytes = 0
     block_bytes = 0
     foreign_memory: list[tuple[int, str]] = []  # noqa: RUF012
-    declared = 0
+    nodes_with_known_accesses = 0
     lanes = 1
     donated_replays = 0
     calls_elsewhere = 0
     donated: list[int] = []  # noqa: RUF012
     random_arguments: list[int] = []  # noqa: RUF012
     audit_at: int | None = None
-    nodes_on_device = 0
-    device_patch_bytes = 7
-    is_patched_on_device = False
 
     def __init__(self, function: Function = add_one, **members: Any) -> None:
         self.function = function
@@ -66,8 +60,7 @@ class FakeGraph(Base):
         self.poisons: list[int] = []
         self.gave_away: list[bool] = []
         self.generator: Any = None
-        self.on_device: list[bool] = []
-        self.released = self.settled = self.dropped = 0
+        self.released = self.settled = 0
         for name, value in members.items():
             assert hasattr(FakeGraph, name), name
             setattr(self, name, value)
@@ -97,21 +90,11 @@ class FakeGraph(Base):
     def release_workspace(self) -> None:
         self.released += 1
 
-    def settle_workspace(self) -> None:
+    def defragment_workspace(self) -> None:
         self.settled += 1
-
-    def patch_on_device(self, on_device: bool) -> None:
-        self.on_device.append(on_device)
-        self.is_patched_on_device = on_device
-
-    def drop_other_patching(self) -> None:
-        self.dropped += 1
 
     def link_map(self) -> str:
         return ""
-
-    def to_dot(self) -> str:
-        return "digraph {}"
 
 
 class StandIns:

@@ -16,7 +16,7 @@ from pygraph.partition import timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select import decision_cache
-from pygraph.select.trial import PATCHED_ON_DEVICE, REPLAYED, UNCAPTURED, Decision, Sample
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample
 
 from .fake_engine import FakeGraph
 
@@ -42,21 +42,13 @@ class FakePartition:
         self.refused = reason
         entry.refuse(reason, 0)
 
-    def moving(self, args: list[Any]) -> list[int]:
-        return []
-
     written: frozenset[int] = frozenset()
     has_run_here = True
 
 
 def made_graph() -> FakeGraph:
-    """A graph whose results say how it was patched."""
-
-    def replay(args: list[Any]) -> list[Any]:
-        return [args[0], PATCHED_ON_DEVICE if graph.is_patched_on_device else REPLAYED]
-
-    graph = FakeGraph(replay, workspace_bytes=100)
-    return graph
+    """A graph whose results say that they are a replay's."""
+    return FakeGraph(lambda args: [args[0], REPLAYED], workspace_bytes=100)
 
 
 def graph_of(entry: Entry) -> FakeGraph:
@@ -85,8 +77,8 @@ class World:
         engine = SimpleNamespace(
             StreamNotReady=Busy,
             NotGivenAway=Kept,
-            add_without_graph=lambda callable, args, looks: self.without_graph.append(looks),
-            clear_without_graph=lambda callable: None,
+            add_uncaptured_decision=lambda callable, args, looks: self.without_graph.append(looks),
+            clear_uncaptured_decisions=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)

@@ -26,12 +26,12 @@ def test_a_refusal_is_no_error_and_little_memory_no_reason(monkeypatch: pytest.M
 
 def test_a_workspace_that_finds_no_place_is_no_error() -> None:
     class Refusing(FakeGraph):
-        def settle_workspace(self) -> None:
-            super().settle_workspace()
+        def defragment_workspace(self) -> None:
+            super().defragment_workspace()
             raise torch.OutOfMemoryError("no room")
 
     graph = Refusing()
-    allocator.settle_workspace(graph)
+    allocator.defragment_workspace(graph)
     assert graph.settled == 1
 
 

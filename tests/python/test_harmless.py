@@ -14,14 +14,14 @@ import torch
 import pygraph
 from pygraph import runtime, uncapturable
 from pygraph.gpu import allocator
-from pygraph.partition import device_patching, timed_calls
 from pygraph.partition import selector as selector_module
+from pygraph.partition import timed_calls
 from pygraph.partition.attempt import Attempt
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.partition.unservable_calls import DonationState
 from pygraph.select import decision_cache, trial
-from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing, Trial
+from pygraph.select.trial import Sample, Trial
 from pygraph.uncapturable import Compilation
 
 from . import audit_world
@@ -94,16 +94,13 @@ PLACES = [
     (allocator, "bytes_on_gpu"),
     (allocator, "make_room"),
     (allocator, "free_library_workspaces"),
-    (allocator, "settle_workspace"),
+    (allocator, "defragment_workspace"),
     (decision_cache, "key_of"),
     (decision_cache, "load"),
     (decision_cache, "save"),
     (decision_cache, "forget"),
     (decision_cache, "cache_dir"),
     (decision_cache, "_machine"),
-    (device_patching, "count"),
-    (device_patching, "is_open"),
-    (device_patching, "form_of"),
     (DonationState, "note_retained"),
     (Trial, "add"),
     (selector_module, "_first_trial"),
@@ -201,23 +198,6 @@ def test_noting_an_operator_found_uncapturable_may_fail(
     entry = Entry()
     partition._pipeline.conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
     assert (entry.state, entry.reason) == (State.REFUSED, "no capture")
-
-
-def test_a_trial_of_patching_on_the_device_that_fails(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition = world.partition()
-    _make_calls(partition, 30)
-    entry = audit_world.only_entry(partition)
-    timing = Timing(1e-4, 1e-3, 1e-3, 0.0, 0)
-    entry.selection.decision = Decision(REPLAYED, {REPLAYED: timing, UNCAPTURED: timing})
-    if entry.graph is None:
-        entry.use(world.graph)
-    monkeypatch.setattr(device_patching, "is_open", lambda entry: True)
-    monkeypatch.setattr(device_patching, "consider", _fail)
-    partition._selector.recheck(b"key", entry, _x())
-    assert entry.state is State.REFUSED
-    _make_calls(partition, 5)
 
 
 def test_a_guard_that_cannot_tell_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,8 @@ _OWNERS: dict[Any, tuple[str, ...]] = {
     DonationState: (),
     Audits: ("partition/audit.py",),
 }
-# By device_patching.py; and a record as a whole, by its owner.
-_WRITTEN_BY_OTHERS = {"counted", "has_tried_device", "audits"}
+# A record as a whole, by its owner.
+_WRITTEN_BY_OTHERS = {"audits"}
 
 
 def _written_attributes(path: Path) -> Iterator[tuple[int, str]]:

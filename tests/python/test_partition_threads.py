@@ -65,7 +65,7 @@ class SharedEngine(audit_world.Engine):
         with self.lock:
             super().remove_graph(callable, graph)
 
-    def clear_decided(self, callable: Any) -> None:
+    def clear_decisions(self, callable: Any) -> None:
         with self.lock:
             self.graphs = []
 

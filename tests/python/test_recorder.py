@@ -242,7 +242,7 @@ class LinkedPair(Pair):
     def returned(self) -> list[int]:
         return [1]
 
-    def surround(self, held: list[torch.Tensor], cached: object) -> None: ...
+    def set_surroundings(self, held: list[torch.Tensor], cached: object) -> None: ...
 
     def link(self, sharing: list[int], given_away: list[Any], lanes: int) -> FakeGraph:
         assert (sharing, [group.positions for group in given_away]) == ([0, 1], [[0]])

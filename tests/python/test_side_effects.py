@@ -21,7 +21,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU count as the GPU's, and each but the first as given away."""
     engine = types.SimpleNamespace(
         memory_of=runtime.engine().memory_of,
-        LastLook=runtime.engine().LastLook,
+        FreeObserver=runtime.engine().FreeObserver,
         given_away=lambda args: [types.SimpleNamespace(positions=[i]) for i in range(1, len(args))],
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
@@ -111,15 +111,15 @@ def test_a_call_that_raises_leaves_memory_as_it_was(given: None) -> None:
     assert looks == 0 and args[2].tolist() == [i + 2.0 for i in range(8)]
 
 
-class TestLastLook:
+class TestFreeObserver:
     def test_a_tensor_is_looked_at_once(self) -> None:
         seen: list[tuple[int, list[int]]] = []
         tensors = [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([3], dtype=torch.uint8)]
-        last_look = runtime.engine().LastLook(tensors, lambda i, m: seen.append((i, m.tolist())))
+        observer = runtime.engine().FreeObserver(tensors, lambda i, m: seen.append((i, m.tolist())))
         del tensors[0]
         assert seen == [(0, [1, 2])]
-        last_look.end()
-        last_look.end()
+        observer.end()
+        observer.end()
         tensors.clear()
         assert seen == [(0, [1, 2]), (1, [3])]
 
@@ -131,20 +131,22 @@ class TestLastLook:
             raise ValueError("no look")
 
         tensors = [torch.ones(3)]
-        last_look = runtime.engine().LastLook(tensors, fails)
+        observer = runtime.engine().FreeObserver(tensors, fails)
         with pytest.raises(KeyError, match="another"):
             try:
                 raise KeyError("another")
             finally:
                 tensors.clear()
-        last_look.end()
+        observer.end()
         assert shown == ["no look"]
 
     def test_one_storage_may_be_given_twice(self) -> None:
         seen: list[int] = []
         tensor = torch.ones(4)
-        last_look = runtime.engine().LastLook([tensor, tensor[1:]], lambda i, m: seen.append(m.numel()))
-        last_look.end()
+        observer = runtime.engine().FreeObserver(
+            [tensor, tensor[1:]], lambda i, m: seen.append(m.numel())
+        )
+        observer.end()
         assert seen == [16, 16]
         tensor.resize_(100).zero_()
         assert len(seen) == 2

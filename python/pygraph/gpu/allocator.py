@@ -101,8 +101,8 @@ def free_library_workspaces() -> None:
     runtime.engine().free_blas_workspaces()
 
 
-def settle_workspace(graph: _engine.CapturedGraph) -> None:
+def defragment_workspace(graph: _engine.CapturedGraph) -> None:
     """Moves the workspace of a graph that is to stay to its place. Never raises: where there is no
     room, or PyTorch refuses, the next replay asks for it."""
     with contextlib.suppress(RuntimeError):
-        graph.settle_workspace()
+        graph.defragment_workspace()

@@ -20,7 +20,7 @@ from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that are to be left: fingerprints take half of it, libraries some
-_DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
+_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 class NotPossible(RuntimeError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """A partition, as pipeline.py, selector.py, audit.py and device_patching.py see it.
+    """A partition, as pipeline.py, selector.py and audit.py see it.
 
     callable: what the engine calls in the place of the function; it keeps the graphs in use.
     entries: by signature. A reset replaces the dictionary.
@@ -33,9 +33,6 @@ class Host(Protocol):
 
     def uncaptured(self, args: list[Any]) -> Sequence[Any]:
         """Runs the function itself. Consumes ``args``."""
-
-    def moving(self, args: Sequence[Any]) -> list[int]:
-        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
 
     def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
         """Lets the engine replay the graph; after so many calls it asks again (0: never)."""

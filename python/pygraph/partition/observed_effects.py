@@ -68,12 +68,6 @@ class ObservedEffects:
         with self._lock:
             self.known = SideEffects(self.known.mutated | positions, self.known.draws)
 
-    def moving(self, args: Sequence[Any]) -> list[int]:
-        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
-        static = self._static(args)
-        positions = (i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-        return [i for i in positions if i in self.known.mutated or i not in static]
-
     def bytes_not_copied(self, args: Sequence[Any]) -> int:
         """What Inductor's graphs would copy per call."""
         static = self._static(args)

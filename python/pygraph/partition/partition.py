@@ -102,7 +102,7 @@ class Partition:
         """Drops the captured graphs; the next calls start over."""
         with self._lock:
             dropped, self.entries = self.entries, {}
-            runtime.engine().clear_decided(self.callable)
+            runtime.engine().clear_decisions(self.callable)
             self._start()
         del dropped  # the graphs' end may run other code
 
@@ -255,7 +255,3 @@ class Partition:
     def written(self) -> frozenset[int]:
         """Positions of inputs that the function may write, in any signature that was recorded."""
         return self._effects.known.mutated
-
-    def moving(self, args: Sequence[Any]) -> list[int]:
-        """Positions of tensors that may be elsewhere at the next call, or that the function writes."""
-        return self._effects.moving(args)

@@ -24,20 +24,18 @@ from typing import Any
 
 from pygraph import runtime
 from pygraph.gpu import allocator
-from pygraph.partition import device_patching
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
 from pygraph.partition.timed_calls import make_room, timed_call
 from pygraph.record import recorder
 from pygraph.select import decision_cache
-from pygraph.select.trial import UNCAPTURED, Decision, Sample, Trial
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Trial
 
 # After so many graphs in a row that were selected, further shapes need no trial.
 _AGREEING_TRIALS = 3
 # A decision is checked again once in so many calls: one call is timed. Where its time is another than
 # when it was decided, by this factor and several times in a row, the decision is made anew.
 _CALLS_PER_RECHECK = 1000
-_CALLS_UNTIL_COUNT = 50  # of the first rechecks, where the device might patch the graph
 _BAND = 1.5
 _MOST_OUT_OF_BAND = 3
 
@@ -81,11 +79,7 @@ class Selector:
     def install(self, entry: Entry) -> None:
         """Lets the engine replay the entry's graph, until a recheck is due."""
         assert entry.graph is not None
-        calls = 0
-        if entry.selection.decision is not None:
-            is_early = entry.selection.rechecks == 0 and device_patching.is_open(entry)
-            calls = _CALLS_UNTIL_COUNT if is_early else _CALLS_PER_RECHECK
-            device_patching.count(entry)
+        calls = _CALLS_PER_RECHECK if entry.selection.decision is not None else 0
         self._host.install(entry.graph, calls)
 
     # Trials.
@@ -122,10 +116,6 @@ class Selector:
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
         selection = entry.selection
-        is_second = selection.decision is not None  # of two variants of a graph that was selected
-        if selection.decision is not None:
-            timings = {**selection.decision.timings, **decision.timings}
-            decision = Decision(decision.selected, timings)
         selection.trial, selection.decision = None, decision
         with runtime.harmless("keeping a selection on disk"):
             decision_cache.save(selection.cache_key, decision)
@@ -138,13 +128,9 @@ class Selector:
             return
         assert entry.graph is not None
         entry.use(entry.graph)
-        if is_second:
-            device_patching.settle(self._host, entry, decision.selected)
-        else:
-            self._graphs_in_a_row += 1
-            self._clean_up(entry)
-        # Not reset meanwhile, nor given up.
-        if self._host.entries.get(key) is entry and entry.graph is not None:
+        self._graphs_in_a_row += 1
+        self._clean_up(entry)
+        if self._host.entries.get(key) is entry:  # not reset meanwhile
             self.install(entry)
 
     def _clean_up(self, entry: Entry) -> None:
@@ -160,7 +146,7 @@ class Selector:
                 allocator.give_back_all()
                 self._has_cleaned_up = True
         with runtime.harmless("settling a graph's workspace"):
-            allocator.settle_workspace(graph)
+            allocator.defragment_workspace(graph)
 
     # Rechecks.
 
@@ -180,11 +166,9 @@ class Selector:
         variant = ""
         with self._refusing(entry, "a recheck of its selection"):
             if entry.state is State.CAPTURED:
-                variant = self._recheck_graph(entry, args)
+                variant = self._recheck_graph(entry)
             else:
                 variant = self._recheck_uncaptured(key, entry, args)
-        if entry.selection.trial is not None:
-            return self._try(key, entry, entry.selection.trial, args)
         if not variant:
             return self._host.uncaptured(args)
         outputs, sample = timed_call(self._host, entry, variant, args, sleep=0.0)
@@ -193,20 +177,11 @@ class Selector:
                 self._compare(key, entry, variant, sample)
         return outputs
 
-    def _recheck_graph(self, entry: Entry, args: list[Any]) -> str:
-        """The variant to time. Empty if the call goes uncaptured, or is the first of a new trial."""
-        touched = device_patching.count(entry)
+    def _recheck_graph(self, entry: Entry) -> str:
+        """The variant to time; empty if there is nothing to compare with."""
         self.install(entry)
         entry.selection.rechecks += 1
-        decision = entry.selection.decision
-        if decision is None:
-            return ""
-        if device_patching.is_open(entry):
-            trial = device_patching.consider(self._host, entry, decision, args, touched)
-            if trial is not None:
-                self._begin(entry, trial)
-                return ""
-        return device_patching.form_of(entry.graph) if entry.graph is not None else ""
+        return REPLAYED if entry.selection.decision is not None else ""
 
     def _recheck_uncaptured(self, key: bytes, entry: Entry, args: list[Any]) -> str:
         """The variant to time; empty if there is nothing to compare with."""
@@ -214,7 +189,7 @@ class Selector:
         is_decided = entry.selection.decision is not None
         if is_first or is_decided:
             calls = _CALLS_PER_RECHECK if is_decided else entry.calls_until_retry
-            runtime.engine().add_without_graph(self._host.callable, args, calls)
+            runtime.engine().add_uncaptured_decision(self._host.callable, args, calls)
         entry.selection.rechecks += 1
         if is_first:
             return ""
@@ -249,7 +224,7 @@ class Selector:
 
     def _forget(self, key: bytes) -> None:
         """Lets a signature that runs uncaptured be recorded anew."""
-        runtime.engine().clear_without_graph(self._host.callable)
+        runtime.engine().clear_uncaptured_decisions(self._host.callable)
         self._host.entries.pop(key, None)
         for entry in self._host.entries.copy().values():
             entry.selection.rechecks = 0  # the engine is to be told of the others again
@@ -272,8 +247,7 @@ class Selector:
 
 
 def _first_trial(entry: Entry) -> Trial:
-    assert entry.graph is not None
-    return Trial({UNCAPTURED: 0, device_patching.form_of(entry.graph): entry.persistent_bytes})
+    return Trial({UNCAPTURED: 0, REPLAYED: entry.persistent_bytes})
 
 
 def _reason(decision: Decision) -> str:

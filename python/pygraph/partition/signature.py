@@ -97,9 +97,6 @@ class Entry:
     selection: SelectionState = dataclasses.field(default_factory=SelectionState)
     donation: DonationState = dataclasses.field(default_factory=DonationState)  # unservable_calls.py
     audits: Audits = dataclasses.field(default_factory=Audits)  # of the graph, or its last; audit.py
-    # Written by device_patching.py.
-    counted: tuple[int, int] = (0, 0)  # replays, and nodes touched in them
-    has_tried_device: bool = False  # whether it was tried to patch the graph on the device
 
     @property
     def persistent_bytes(self) -> int:

@@ -13,7 +13,7 @@ from pygraph.gpu import allocator
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
 from pygraph.record import recorder
-from pygraph.select.trial import PATCHED_ON_DEVICE, UNCAPTURED, Sample, Trial, timed
+from pygraph.select.trial import UNCAPTURED, Sample, Trial, timed
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -36,18 +36,17 @@ def timed_call(
     with torch.cuda.device(host.info.device):
         if variant == UNCAPTURED:
             return _measured(lambda: host.uncaptured(args), sleep)
-        found = _timed_replay(host, entry, variant, args, sleep)
+        found = _timed_replay(host, entry, args, sleep)
         return found or (host.uncaptured(args), None)
 
 
 def _timed_replay(
-    host: Host, entry: Entry, variant: str, args: list[Any], sleep: float
+    host: Host, entry: Entry, args: list[Any], sleep: float
 ) -> tuple[Sequence[Any], Sample | None] | None:
     """None if nothing was launched. What the error held is free then, and so is a graph given up."""
     graph = entry.graph
     assert graph is not None
     try:
-        graph.patch_on_device(variant == PATCHED_ON_DEVICE)
         found = _measured(lambda: graph.replay(args, True), sleep)
         args.clear()
         return found

@@ -1,7 +1,7 @@
 """Calls of a signature that its graph cannot serve. They run uncaptured.
 
-A backward's graph may use the memory of arguments that calls give away (bindings/donation.h). It is
-verified with that memory only, so it cannot serve a call that retains them: somebody holds an
+A backward's graph may use the memory of arguments that calls give away (bindings/tensors/donation.h).
+It is verified with that memory only, so it cannot serve a call that retains them: somebody holds an
 activation, or calls backward with ``retain_graph``.
 
 Where such calls are no exception, the signature is recorded anew, for a graph that leaves its arguments

@@ -3,7 +3,7 @@
 Inductor names the parameters of the kernels that it makes by what becomes of them: ``in_ptr0`` is read,
 ``out_ptr0`` written, ``in_out_ptr0`` both. Nothing is said of the user's own kernels, nor of kernels
 whose blocks wait for each other (``sem_ptr``). The engine wants one letter per parameter of the
-compiled kernel (bindings/declared_access.h).
+compiled kernel (bindings/record/declared_access.h).
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def free() -> None:
 
 
 def _allocator() -> Any:
-    """The one in bindings/allocation_log.h. PyTorch's wrapper notes allocations by address, and another
-    recording may have the same addresses before this one's are given back: each has its own."""
+    """The one in bindings/record/allocation_log.h. PyTorch's wrapper notes allocations by address, and
+    another recording may have the same addresses before this one's are given back: each has its own."""
     library = runtime.engine().__file__
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library, "pygraph_record_allocate", "pygraph_record_free"

@@ -1,7 +1,7 @@
 """Records a compiled function twice and links the recordings to a captured graph.
 
-Nothing executes here, on the GPU: a capture only notes what would. See ``bindings/recording_pair.h``
-for the engine's side, and stream_capture.py for one recording.
+Nothing executes here, on the GPU: a capture only notes what would. stream_capture.py makes one
+recording; the engine's side is ``bindings/record/recording_pair.h``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pygraph")
 
 OUT_OF_MEMORY = "ran out of memory"  # how reasons end that may be gone later
-_DEFAULT_GENERATOR = -1  # as in bindings/captured_graph.h
+_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Request:
     draws: whether the function uses the device's default generator.
     sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
         live and die together (tensors saved for backward, gradients). None: all of them.
-    given_away: arguments that nobody sees after calls (bindings/donation.h).
+    given_away: arguments that nobody sees after calls (bindings/tensors/donation.h).
     capacity: addresses for each recording, in bytes.
     lanes: how many nodes of a graph may run at a time.
     written: ``record`` adds the positions of arguments that the function may write to, also where the
@@ -105,7 +105,7 @@ def record(request: Request) -> Recording:
                 count = StreamCapture(request.function, pair, index, device, sources, generators).make()
             request.written.update(pair.may_write())
         together = list(range(count) if request.sharing is None else request.sharing)
-        pair.surround(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
+        pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
         graph = pair.link(together, donated, 1)
         branched = link_branched(pair, together, donated, request.lanes)
         returned = frozenset(pair.returned())

@@ -49,11 +49,11 @@ class Watch:
             except torch.OutOfMemoryError:
                 log.info("no room to look at input %d, which counts as written", given_away[number][0])
 
-        self._last_look = engine.LastLook([args[positions[0]] for positions in given_away], look)
+        self._observer = engine.FreeObserver([args[positions[0]] for positions in given_away], look)
 
     def mutated(self) -> frozenset[int]:
         """Positions of the inputs that were written. Waits for the device."""
-        self._last_look.end()
+        self._observer.end()
         self._after.update(_fingerprints(self._kept))
         forget()
         if not self._after:

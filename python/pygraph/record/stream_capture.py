@@ -33,7 +33,7 @@ class StreamCapture:
     """One of the two recordings of a function.
 
     index: which of the pair's. sources: of the random numbers that the function draws, as the engine
-    counts them (bindings/captured_graph.h); generators: the same, as objects.
+    counts them (bindings/replay/captured_graph.h); generators: the same, as objects.
     """
 
     function: Callable[[list[Any]], Sequence[Any]]
@@ -130,7 +130,7 @@ def _keep_held(pair: _engine.RecordingPair, index: int, pool: torch.cuda.MemPool
     good; says who allocated that."""
     pieces = owned_memory.still_held(pool)
     if pieces:
-        return pair.keep(index, pieces)
+        return pair.retain(index, pieces)
     memory_pools.release(pool)
     memory_pools.free()
     return ""

@@ -27,8 +27,6 @@ class GraphStats:
     replays: launches so far. nodes_touched: node updates in all of them.
     calls_elsewhere: calls that ran uncaptured because a replay on their stream would have had to wait
         for another stream, or was the first one there.
-    patched_on_device: whether one kernel on the GPU makes the node updates, and not the host, node by
-        node.
     bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
     workspace_bytes: internal memory that is kept between launches, shared by all graphs of a stream.
     block_bytes: internal memory that is taken for each launch and given back at once.
@@ -53,7 +51,6 @@ class GraphStats:
     replays: int = 0
     nodes_touched: int = 0
     calls_elsewhere: int = 0
-    patched_on_device: bool = False
     bytes_not_copied: int = 0
     workspace_bytes: int = 0
     block_bytes: int = 0
@@ -112,7 +109,6 @@ def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
         replays=graph.replays,
         nodes_touched=graph.nodes_touched,
         calls_elsewhere=graph.calls_elsewhere,
-        patched_on_device=graph.is_patched_on_device,
         workspace_bytes=graph.workspace_bytes,
         block_bytes=graph.block_bytes,
     )

@@ -30,7 +30,6 @@ Result = TypeVar("Result")
 
 UNCAPTURED = "uncaptured"
 REPLAYED = "replayed"
-PATCHED_ON_DEVICE = "replayed, patched on the device"  # see partition/device_patching.py
 
 _EQUAL = 0.01  # of a time; differences below are none
 _CLEAR = 0.9  # so much faster that one sample tells

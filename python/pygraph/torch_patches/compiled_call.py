@@ -2,9 +2,9 @@
 
 What ``torch.compile`` returns is Python around Python: a function that looks whether somebody traces,
 exports, or has changed Dynamo's stance, and for a module a module around that. The engine
-(bindings/compiled_call.h) does the same without Python where the answers are the usual ones, and
-leaves any other call to PyTorch. Only for programs of PyGraph's, and only where PyTorch's functions
-are those that are known.
+(bindings/torch_patches/compiled_call.h) does the same without Python where the answers are the usual
+ones, and leaves any other call to PyTorch. Only for programs of PyGraph's, and only where PyTorch's
+functions are those that are known.
 """
 
 from __future__ import annotations

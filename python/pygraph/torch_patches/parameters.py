@@ -3,8 +3,8 @@
 The code that Dynamo writes around a graph looks each of them up by itself, through the dictionaries of
 all modules on the way: 10 000 bytecodes before each call of a MobileBERT, most of what the host does.
 Arguments that follow each other, and are all of one model, are looked up by one call of the engine
-instead (bindings/parameter_loader.h), which knows from dictionaries that did not change that the
-tensors are still the same. Guards are not touched: they know each by its own source.
+instead (bindings/torch_patches/parameter_loader.h), which knows from dictionaries that did not change
+that the tensors are still the same. Guards are not touched: they know each by its own source.
 """
 
 from __future__ import annotations

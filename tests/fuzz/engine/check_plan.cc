@@ -119,7 +119,7 @@ class Checker {
       case SymbolKind::kInput:
         return in_input(symbol.slot, found->addend);
       case SymbolKind::kOutput: {
-        const Donor& donor = linked_.donors[symbol.slot];
+        const OutputPlacement& donor = linked_.placements[symbol.slot];
         if (donated_ && donor) return in_input(donor.input, donor.offset + found->addend);
         return {Home::kOutput, symbol.slot, found->addend};
       }

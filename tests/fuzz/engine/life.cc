@@ -64,7 +64,7 @@ class Life {
     check_plan(program_, recorded, linked);
     tally_.with_branches += linked.lanes > 1 ? 1 : 0;
     tally_.with_regions += linked.regions.empty() ? 0 : 1;
-    for (const Donor& donor : linked.donors) {
+    for (const OutputPlacement& donor : linked.placements) {
       if (!donor) continue;
       ++tally_.with_donors;
       break;
@@ -86,7 +86,7 @@ class Life {
       replays.move();
       const bool donated = may_donate && random_() % 3 != 0;
       replay(replays, donated);
-      if (random_() % 5 == 0) patch_otherwise();
+      if (random_() % 5 == 0) go_on_with_a_copy();
     }
     for (const auto& space : recorded.spaces) {
       if (!space->untouched()) throw Wrong("stand-in memory was written");
@@ -124,13 +124,11 @@ class Life {
     replays.check();
   }
 
-  void patch_otherwise() {
-    is_on_device_ = !is_on_device_;
+  void go_on_with_a_copy() {
     try {
-      executable_ = executable_->copy(is_on_device_ ? Patching::kDevice : Patching::kHost);
+      executable_ = executable_->copy();
     } catch (const DriverError&) {
       if (!may_fail_) throw;
-      is_on_device_ = !is_on_device_;
     }
   }
 
@@ -140,7 +138,6 @@ class Life {
   const Program& program_;
   Tally& tally_;
   bool may_fail_;
-  bool is_on_device_ = false;
   std::mt19937_64 random_;
   std::unique_ptr<ExecutableGraph> executable_;
 };

@@ -237,8 +237,8 @@ class Capture {
     for (Node& node : recording.nodes) {
       if (node.parent >= 0) continue;
       ++s;  // from the first step on
-      node.declared = program_.steps[s].is_declared;
-      if (node.declared && program_.steps[s].op != kNone) node.op = program_.steps[s].op;
+      node.has_known_accesses = program_.steps[s].is_declared;
+      if (node.has_known_accesses && program_.steps[s].op != kNone) node.op = program_.steps[s].op;
     }
   }
 

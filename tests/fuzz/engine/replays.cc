@@ -147,7 +147,7 @@ std::vector<uint64_t> Replays::prepare(bool donated) {
     addresses.push_back(address_of_input(slot));
   output_addresses_.clear();
   for (uint32_t slot = 0; slot < outputs_.size(); ++slot) {
-    const Donor& donor = linked_.donors[slot];
+    const OutputPlacement& donor = linked_.placements[slot];
     output_addresses_.push_back(donated && donor ? address_of_input(donor.input) + donor.offset
                                                  : outputs_[slot].address);
   }

@@ -1,0 +1,14 @@
+// One function per folder, which gives Python what the folder has; module.cc calls them in order.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pygraph::bindings {
+
+void bind_torch_private(pybind11::module_& m);
+void bind_torch_patches(pybind11::module_& m);
+void bind_tensors(pybind11::module_& m);
+void bind_replay(pybind11::module_& m);
+void bind_record(pybind11::module_& m);
+
+}  // namespace pygraph::bindings

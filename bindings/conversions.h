@@ -1,0 +1,30 @@
+// Between Python's objects and C++, for the files that bind.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <vector>
+
+namespace pygraph::bindings {
+
+// Takes over a new reference. Throws the Python error that is set where there is none.
+inline pybind11::object steal(PyObject* object) {
+  if (object == nullptr) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(object);
+}
+
+inline c10::Device cuda_device(int index) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+// The tensors of a list that holds nothing else.
+inline std::vector<at::Tensor> tensors_of(const pybind11::list& list) {
+  std::vector<at::Tensor> tensors;
+  for (const pybind11::handle& object : list) tensors.push_back(THPVariable_Unpack(object.ptr()));
+  return tensors;
+}
+
+}  // namespace pygraph::bindings

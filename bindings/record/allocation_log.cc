@@ -1,0 +1,70 @@
+#include "record/allocation_log.h"
+
+#include <c10/core/Allocator.h>
+
+#include "record/node_count.h"
+
+namespace pygraph::bindings {
+namespace {
+
+thread_local AddressSpace* t_space = nullptr;
+
+class Observer : public c10::MemoryReportingInfoBase {
+ public:
+  Observer(const Driver& driver, CUstream stream, Range range, std::shared_ptr<AllocationLog> log)
+      : driver_(driver), stream_(stream), range_(range), log_(std::move(log)) {}
+
+  // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
+  void reportMemoryUsage(void* pointer, int64_t size, size_t /*total_allocated*/,
+                         size_t /*total_reserved*/, c10::Device /*device*/) override {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    if (!range_.contains(address)) return;
+    if (size > 0) {
+      log_->allocate(address, static_cast<uint64_t>(size), nodes());
+    } else {
+      log_->free(address, nodes());
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+ private:
+  // Outside the capture: as many as there were.
+  uint32_t nodes() { return node_count_ = count_nodes(driver_, stream_, node_count_); }
+
+  const Driver& driver_;
+  CUstream stream_;
+  Range range_;
+  std::shared_ptr<AllocationLog> log_;
+  uint32_t node_count_ = 0;
+};
+
+}  // namespace
+
+AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space)
+    : log_(std::make_shared<AllocationLog>()),
+      guard_(c10::DebugInfoKind::PROFILER_STATE,
+             std::make_shared<Observer>(driver, stream, space.range(), log_)) {
+  t_space = &space;
+}
+
+AllocationScope::~AllocationScope() {
+  t_space = nullptr;
+}
+
+}  // namespace pygraph::bindings
+
+// Null is turned into PyTorch's OutOfMemoryError.
+void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
+  using Content = pygraph::AddressSpace::Content;
+  if (pygraph::bindings::t_space == nullptr) return nullptr;
+  try {
+    return reinterpret_cast<void*>(
+        pygraph::bindings::t_space->allocate(static_cast<uint64_t>(size), 0, Content::kOther));
+  } catch (const pygraph::DriverError&) {
+    return nullptr;
+  }
+}
+
+void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/, CUstream /*stream*/) {
+  // The addresses go back all at once, with their AddressSpace.
+}

@@ -1,0 +1,86 @@
+#include <c10/core/CachingDeviceAllocator.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind.h"
+#include "conversions.h"
+#include "record/recording_pair.h"
+
+namespace py = pybind11;
+
+namespace pygraph::bindings {
+namespace {
+
+// A stream of the current device that ends with the process.
+uint64_t new_stream() {
+  constexpr unsigned kNonBlocking = 1;
+  CUstream stream = nullptr;
+  PYGRAPH_CHECK(cuda_driver(), stream_create(&stream, kNonBlocking));
+  return reinterpret_cast<uint64_t>(stream);
+}
+
+// Gives the memory of a released pool of PyTorch's allocator back. False: not while any thread
+// captures or allocates from a pool.
+bool free_pool(uint64_t first, uint64_t second) {
+  try {
+    c10::getDeviceAllocator(c10::kCUDA)->emptyCache({first, second});
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+std::vector<Range> ranges_of(const std::vector<std::pair<uint64_t, uint64_t>>& pieces) {
+  std::vector<Range> ranges;
+  ranges.reserve(pieces.size());
+  for (const auto& [address, size] : pieces) ranges.push_back({address, size});
+  return ranges;
+}
+
+}  // namespace
+
+void bind_record(py::module_& m) {
+  m.def("new_stream", &new_stream, py::call_guard<py::gil_scoped_release>());
+  m.def("free_pool", &free_pool, py::call_guard<py::gil_scoped_release>());
+  py::class_<RecordingPair>(m, "RecordingPair")
+      .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
+        return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
+                                               capacity);
+      }))
+      .def("is_recorded",
+           [](const RecordingPair& pair, const py::object& tensor) {
+             return pair.is_recorded(THPVariable_Unpack(tensor.ptr()));
+           })
+      .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
+      .def("begin", [](RecordingPair& pair, int index,
+                       uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
+      .def("end", &RecordingPair::end)
+      .def("finish",
+           [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
+              const std::vector<int>& random_arguments,
+              const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
+             std::vector<RandomSource> random;
+             random.reserve(random_arguments.size());
+             for (const int argument : random_arguments) random.push_back({argument});
+             pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(), std::move(random),
+                         kernels);
+           })
+      .def("may_write", &RecordingPair::may_write)
+      .def("returned", &RecordingPair::returned)
+      .def("set_surroundings",
+           [](RecordingPair& pair, const py::list& held, py::function cached) {
+             pair.set_surroundings(tensors_of(held), [cached = std::move(cached)] {
+               return ranges_of(cached().cast<std::vector<std::pair<uint64_t, uint64_t>>>());
+             });
+           })
+      .def("retain",
+           [](RecordingPair& pair, int index,
+              const std::vector<std::pair<uint64_t, uint64_t>>& pieces) {
+             return pair.retain(index, ranges_of(pieces));
+           })
+      .def("link", &RecordingPair::link)
+      .def("poison", &RecordingPair::poison, py::call_guard<py::gil_scoped_release>())
+      .def("untouched", &RecordingPair::untouched, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,79 @@
+// What recorded kernels access, as far as somebody says so: the schema of the operator that
+// launched them, or the compiler that made them. The engine lets nodes run beside each other by
+// this (Node::has_known_accesses; src/branches.h).
+//
+// Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
+// interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
+// Memory that is allocated meanwhile, and libraries' scratch memory, counts as written too. Other
+// addresses among the kernels' parameters are leftovers: large structs are launched with whatever
+// their padding held.
+//
+// Triton kernels of Inductor's: each says, parameter by parameter, whether it is only read.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "pygraph/recording.h"
+
+namespace pygraph::bindings {
+
+// A kernel's parameters, one letter each: 'r' for an address that is only read from, 'w' for one
+// that may be written to, '-' for no address. Parameters beyond them are the launcher's own.
+using ParameterAccess = std::string;
+
+// A listed operator that was called while recording, with the nodes that were captured meanwhile.
+struct RecordedOperator {
+  uint32_t first = 0;  // positions: [first, last)
+  uint32_t last = 0;
+  std::vector<Range> reads;  // storages of arguments
+  std::vector<Range> writes;
+};
+
+// The operators of one recording.
+struct RecordedOperators {
+  std::vector<Operator> all;             // the outermost ones
+  std::vector<RecordedOperator> listed;  // alone, or inside of others
+  bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
+  std::string failure;                   // why they are not complete; empty if they are
+};
+
+// Collects operators from construction to destruction, on the constructing thread. One at a time.
+class OperatorLog {
+ public:
+  // `stream` is the one that captures into `space`.
+  OperatorLog(const Driver& driver, CUstream stream, Range space);
+  ~OperatorLog();
+  OperatorLog(const OperatorLog&) = delete;
+  OperatorLog& operator=(const OperatorLog&) = delete;
+
+  RecordedOperators take() { return std::move(operators_); }
+
+ private:
+  void enter_any(const at::RecordFunction& function, int depth);
+  void enter_listed(const at::RecordFunction& function);
+  static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
+  static void leave(const at::RecordFunction& function, at::ObserverContext* context);
+
+  const Driver& driver_;
+  CUstream stream_;
+  Range space_;
+  int depth_ = 0;  // of operators inside of each other
+  Operator outermost_;
+  int listed_depth_ = 0;
+  bool is_known_ = false;  // what the outermost listed one writes
+  RecordedOperator listed_;
+  RecordedOperators operators_;
+  at::CallbackHandle handle_;
+};
+
+// Marks what is known of the recording's nodes. `kernels`: by the address of their function. Throws
+// NotRelocatable where the operators are not complete.
+void declare_accesses(Recording& recording, RecordedOperators operators,
+                      const std::unordered_map<uint64_t, ParameterAccess>& kernels);
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,259 @@
+#include "record/recording_pair.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <set>
+
+#include "pygraph/written_inputs.h"
+#include "record/scrub_stack.h"
+#include "torch_private/philox.h"
+#include "without_python_lock.h"
+
+namespace pygraph::bindings {
+namespace {
+
+// Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
+// and given back at once, so that others can use it between launches. Smaller ones stay in the
+// workspace: memory that moves between calls costs host time for every node that uses it.
+constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
+
+// Of all recordings of the process.
+std::vector<Range>& retained_stand_ins() {
+  static auto* kept = new std::vector<Range>;
+  return *kept;
+}
+
+}  // namespace
+
+RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
+                             uint64_t capacity)
+    : driver_(driver),
+      device_(device),
+      arguments_(describe_arguments(arguments, device)),
+      original_(nullptr),
+      fft_plans_(device.index()) {
+  check_supported(arguments_);
+  struct Owned {  // until nothing can throw any more
+    PyObject* list;
+    ~Owned() { Py_XDECREF(list); }
+  } original{PyList_GetSlice(arguments, 0, PyList_GET_SIZE(arguments))};
+  {
+    const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
+    for (int i = 0; i < 2; ++i) {
+      halves_[i].space =
+          std::make_unique<AddressSpace>(driver, device.index(), capacity, AddressSpace::kGaps[i]);
+    }
+  }
+  original_ = std::exchange(original.list, nullptr);
+}
+
+RecordingPair::~RecordingPair() {
+  operator_log_.reset();
+  scope_.reset();
+  workspaces_.reset();
+  for (const Half& half : halves_) Py_XDECREF(half.stand_ins);
+  Py_XDECREF(original_);
+  const WithoutPythonLock unlocked;  // the driver may wait for the device
+  for (Half& half : halves_) half.space.reset();
+}
+
+PyObject* RecordingPair::stand_ins(int index) {
+  PyObject* list = PyList_New(PyList_GET_SIZE(original_));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(original_); ++i) {
+    PyObject* real = PyList_GET_ITEM(original_, i);
+    if (!arguments_[i].is_relocated()) {
+      PyList_SET_ITEM(list, i, Py_NewRef(real));
+      continue;
+    }
+    at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *halves_[index].space);
+    halves_[index].inputs.push_back(
+        {reinterpret_cast<uint64_t>(stand_in.mutable_data_ptr()), arguments_[i].extent});
+    PyList_SET_ITEM(list, i, THPVariable_Wrap(std::move(stand_in)));
+  }
+  halves_[index].stand_ins = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+  if (index == 1) Py_CLEAR(original_);  // the user's tensors are not kept longer than needed
+  return list;
+}
+
+void RecordingPair::begin(int index, CUstream stream) {
+  current_ = index;
+  workspaces_.emplace(halves_[index].space->range());
+  scrub_stack();
+  scope_.emplace(driver_, stream, *halves_[index].space);
+  operator_log_.emplace(driver_, stream, halves_[index].space->range());
+}
+
+void RecordingPair::end() {
+  if (operator_log_) {
+    operators_ = operator_log_->take();
+    uses_fft_plans_ |= operators_.uses_fft_plans;
+    scratch_ = workspaces_->stand_ins();
+    halves_[current_].log = scope_->log();
+  }
+  operator_log_.reset();
+  scope_.reset();
+  workspaces_.reset();
+}
+
+void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
+                           std::vector<RandomSource> random,
+                           const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
+  Recording& recording = halves_[index].recording;
+  recording = read_graph(driver_, graph);
+  recording.allocations = halves_[index].log.allocations();
+  recording.inputs = halves_[index].inputs;
+  recording.address_space = halves_[index].space->range();
+  recording.scratch = scratch_;
+  declare_accesses(recording, std::move(operators_), kernels);
+  halves_[index].outputs.emplace(
+      plan_outputs(returned, halves_[index].stand_ins, halves_[index].space->range()));
+  for (const OutputBuffer* buffer : output_slots(*halves_[index].outputs)) {
+    recording.outputs.push_back(buffer->address);
+  }
+  random_ = std::move(random);
+  if (index == 1) {
+    // PyTorch's graph object, and with it the pool of stand-in addresses, can go.
+    CUgraph clone = nullptr;
+    PYGRAPH_CHECK(driver_, graph_clone(&clone, graph));
+    graph_ = Graph(driver_, clone);
+    retarget_nodes(driver_, recording, clone);
+  }
+  const std::vector<CUgraphNode> sentinels = take_random_sentinels(recording, random_.size());
+  if (index == 1) {
+    for (CUgraphNode node : sentinels) PYGRAPH_CHECK(driver_, graph_destroy_node(node));
+  }
+}
+
+bool RecordingPair::is_recorded(const at::Tensor& tensor) const {
+  const auto address = reinterpret_cast<uint64_t>(tensor.storage().data());
+  return halves_[current_].space->range().contains(address);
+}
+
+std::vector<uint32_t> RecordingPair::may_write() const {
+  std::vector<uint32_t> relocated;  // positions, by slot
+  for (uint32_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].is_relocated()) relocated.push_back(i);
+  }
+  std::set<uint32_t> positions;
+  for (const Half& half : halves_) {
+    for (const uint32_t slot : written_inputs(half.recording)) positions.insert(relocated.at(slot));
+  }
+  return {positions.begin(), positions.end()};
+}
+
+std::vector<uint32_t> RecordingPair::returned() const {
+  std::set<uint32_t> positions;
+  for (const Half& half : halves_) {
+    if (!half.outputs) continue;
+    for (const Output& output : half.outputs->outputs) {
+      const bool is_argument =
+          output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
+      if (is_argument) positions.insert(output.source);
+    }
+  }
+  return {positions.begin(), positions.end()};
+}
+
+void RecordingPair::set_surroundings(std::vector<at::Tensor> held,
+                                     std::function<std::vector<Range>()> cached) {
+  held_ = std::move(held);
+  cached_ = std::move(cached);
+}
+
+std::string RecordingPair::retain(int index, const std::vector<Range>& pieces) {
+  // Never destroyed: who holds the memory may do so until the process ends.
+  static auto* spaces = new std::vector<std::unique_ptr<AddressSpace>>;
+  retained_stand_ins().insert(retained_stand_ins().end(), pieces.begin(), pieces.end());
+  if (halves_[index].space != nullptr) {
+    spaces->push_back(std::move(halves_[index].space));
+    AddressSpace& space = *spaces->back();
+    const WithoutPythonLock unlocked;  // the driver may wait for the device
+    space.retain(pieces);
+  }
+  return pieces.empty() ? "" : allocator_of(index, pieces.front());
+}
+
+// An operator that is not PyTorch's own, if one of several may be it.
+std::string RecordingPair::allocator_of(int index, const Range& piece) const {
+  const Operator* found = nullptr;
+  for (const Allocation& allocation : halves_[index].log.allocations()) {
+    if (allocation.address != piece.address || allocation.last != Allocation::kNever) continue;
+    for (const Operator& op : halves_[index].recording.operators) {
+      const bool is_there = op.first <= allocation.first && allocation.first <= op.last;
+      if (is_there && (found == nullptr || op.is_foreign)) found = &op;
+    }
+  }
+  return found == nullptr ? "the function" : "operator " + found->name;
+}
+
+Surroundings RecordingPair::surroundings() const {
+  Surroundings around{.kept_stand_ins = retained_stand_ins(), .cached = cached_};
+  const auto is_pinned = [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.is_pinned();
+  };
+  for (const at::Tensor& tensor : held_) {
+    if (!tensor.is_cuda() && !is_pinned(tensor)) continue;
+    const c10::Storage& storage = tensor.storage();
+    around.held.push_back({reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()});
+  }
+  return around;
+}
+
+void RecordingPair::poison() {
+  for (const Half& half : halves_) half.space->poison();
+}
+
+bool RecordingPair::untouched() {
+  return halves_[0].space->untouched() && halves_[1].space->untouched();
+}
+
+std::vector<DonatedInput> RecordingPair::donated_inputs(
+    const std::vector<GivenAway>& given_away) const {
+  constexpr uint32_t kNone = ~uint32_t{0};
+  std::vector<uint32_t> slots(arguments_.size(), kNone);  // by position
+  uint32_t count = 0;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].is_relocated()) slots[i] = count++;
+  }
+  for (const Output& output :
+       halves_[1].outputs->outputs) {  // the user gets what an output refers to
+    const bool is_argument =
+        output.kind == OutputKind::kArgument || output.kind == OutputKind::kView;
+    if (is_argument) slots[output.source] = kNone;
+  }
+  std::vector<DonatedInput> inputs;
+  for (const GivenAway& tensors : given_away) {
+    DonatedInput input{.size = tensors.bytes};
+    for (const uint32_t position : tensors.positions) input.views.push_back(slots.at(position));
+    if (std::ranges::find(input.views, kNone) != input.views.end()) continue;
+    input.slot = input.views.front();
+    input.views.erase(input.views.begin());
+    inputs.push_back(std::move(input));
+  }
+  return inputs;
+}
+
+std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
+                                                   const std::vector<GivenAway>& given_away,
+                                                   uint32_t lanes) {
+  halves_[0].outputs->check_equal(*halves_[1].outputs);
+  OutputPlan outputs = *halves_[1].outputs;
+  share_blocks(outputs, sharing);
+  const MemoryOptions memory{.donated = donated_inputs(given_away),
+                             .sharing = sharing_slots(outputs, sharing),
+                             .smallest_block = kLargeBlock};
+  LinkedGraph linked = pygraph::link(driver_, halves_[0].recording, halves_[1].recording, memory,
+                                     lanes, surroundings());
+  apply_placements(outputs, linked.placements);
+  CUgraph clone = nullptr;
+  PYGRAPH_CHECK(driver_, graph_clone(&clone, graph_.get()));
+  Graph graph(driver_, clone);
+  retarget_nodes(driver_, linked.recording, clone);
+  if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
+  return std::make_shared<CapturedGraph>(
+      driver_, device_, arguments_, std::move(outputs), random_, std::move(graph),
+      std::move(linked), held_, uses_fft_plans_ ? std::optional(fft_plans_) : std::nullopt);
+}
+
+}  // namespace pygraph::bindings

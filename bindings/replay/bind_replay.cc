@@ -1,0 +1,185 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
+
+#include <algorithm>
+
+#include "bind.h"
+#include "conversions.h"
+#include "replay/captured_graph.h"
+#include "replay/graphed_callable.h"
+#include "replay/whole_graph.h"
+
+namespace py = pybind11;
+
+namespace pygraph::bindings {
+namespace {
+
+// As Route's in Python: (is_output, index, (sizes, strides, offset) or None), or None.
+using OutputOfRoute = std::optional<std::tuple<
+    bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
+
+// As HostTransfer in Python: (arguments, device, whether they are numbers, sent as one vector).
+using HostTransferOfRoute = std::tuple<std::vector<int>, py::object, bool>;
+
+RouteOutput route_output(const OutputOfRoute& output) {
+  if (!output) return {};
+  const auto& [is_output, index, view] = *output;
+  RouteOutput result{is_output ? RouteSource::kOutput : RouteSource::kArgument, index, {}};
+  if (view) result.view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
+  return result;
+}
+
+c10::Device device_of(const py::object& device) {
+  if (!THPDevice_Check(device.ptr())) throw py::type_error("not a torch.device");
+  return reinterpret_cast<THPDevice*>(device.ptr())->device;
+}
+
+int driver_version() {
+  int version = 0;
+  PYGRAPH_CHECK(cuda_driver(), driver_get_version(&version));
+  return version;
+}
+
+void bind_captured_graph(py::module_& m) {
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
+      .def(
+          "replay",
+          [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison,
+             const py::object& generator) {
+            std::optional<at::Generator> instead;
+            if (!generator.is_none()) {
+              if (!is_generator(generator.ptr())) throw py::type_error("not a torch.Generator");
+              instead = unpack_generator(generator.ptr());
+            }
+            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, instead));
+          },
+          py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1,
+          py::arg("generator") = py::none())
+      .def("release_workspace", &CapturedGraph::release_workspace)
+      .def("defragment_workspace", &CapturedGraph::defragment_workspace)
+      .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
+      .def_property_readonly("replays",
+                             [](const CapturedGraph& graph) { return graph.replays.load(); })
+      .def_property_readonly(
+          "donated_replays",
+          [](const CapturedGraph& graph) { return graph.donated_replays.load(); })
+      .def_property_readonly(
+          "calls_elsewhere",
+          [](const CapturedGraph& graph) { return graph.calls_elsewhere.load(); })
+      .def_property_readonly("donated",
+                             [](const CapturedGraph& graph) { return graph.plan().donated(); })
+      .def_property_readonly("random_arguments", &CapturedGraph::random_arguments)
+      .def_property_readonly("is_audit_due", &CapturedGraph::is_audit_due)
+      .def_property(
+          "audit_at",
+          [](const CapturedGraph& graph) -> std::optional<uint64_t> {
+            const uint64_t replays = graph.audit_at;
+            return replays == CapturedGraph::kNoAudit ? std::nullopt : std::optional(replays);
+          },
+          [](CapturedGraph& graph, std::optional<uint64_t> replays) {
+            graph.audit_at = replays.value_or(CapturedGraph::kNoAudit);
+          })
+      .def_property_readonly("nodes_touched",
+                             [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
+      .def_readwrite("name", &CapturedGraph::name)
+      .def_readwrite("failure", &CapturedGraph::failure)
+      .def_property_readonly(
+          "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })
+      .def_property_readonly(
+          "inputs",
+          [](const CapturedGraph& graph) { return graph.linked().recording.inputs.size(); })
+      .def_property_readonly(
+          "outputs",
+          [](const CapturedGraph& graph) { return graph.linked().recording.outputs.size(); })
+      .def_property_readonly(
+          "relocations",
+          [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
+      .def_property_readonly(
+          "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
+      .def_property_readonly(
+          "unexplained_words",
+          [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
+      .def_property_readonly("doubtful_use",
+                             [](const CapturedGraph& graph) { return graph.linked().doubtful_use; })
+      .def_property_readonly("nodes_with_known_accesses",
+                             [](const CapturedGraph& graph) {
+                               return std::ranges::count_if(graph.linked().recording.nodes,
+                                                            &Node::has_known_accesses);
+                             })
+      .def_property_readonly("lanes",
+                             [](const CapturedGraph& graph) { return graph.linked().lanes; })
+      .def("matches",
+           [](const CapturedGraph& graph, const py::list& arguments) {
+             return graph.matches(arguments.ptr(), current_switches());
+           })
+      .def_property_readonly("foreign_memory",
+                             [](const CapturedGraph& graph) {
+                               std::vector<std::pair<uint64_t, std::string>> memory;
+                               for (const auto& [address, number, user] : graph.linked().foreign) {
+                                 memory.emplace_back(address, user);
+                               }
+                               return memory;
+                             })
+      .def_property_readonly("output_bytes",
+                             [](const CapturedGraph& graph) { return graph.plan().output_bytes(); })
+      .def_property_readonly("block_bytes",
+                             [](const CapturedGraph& graph) { return graph.plan().block_bytes(); })
+      .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
+        return graph.linked().workspace_size;
+      });
+}
+
+void bind_graphed_callable(py::module_& m) {
+  m.add_object("GraphedCallable", reinterpret_cast<PyObject*>(graphed_callable_type()));
+  m.add_object("WholeGraphCallable", reinterpret_cast<PyObject*>(whole_graph_type()));
+  m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
+    return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
+  });
+  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
+                        size_t limit, uint64_t calls_per_recheck) {
+    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_recheck);
+  });
+  m.def("remove_graph", [](const py::object& callable, const CapturedGraph& graph) {
+    remove_graph(callable.ptr(), &graph);
+  });
+  m.def("add_uncaptured_decision",
+        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_recheck) {
+          add_uncaptured_decision(callable.ptr(), arguments.ptr(), calls_per_recheck);
+        });
+  m.def("whole_graph_callable",
+        [](const py::object& partition, const py::object& fallback, bool takes_list,
+           int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs,
+           const std::vector<HostTransferOfRoute>& sent) {
+          Route route{input_count, std::move(inputs), {}, {}};
+          for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
+          for (const auto& [arguments, device, is_vector] : sent) {
+            route.sent.push_back({arguments, device_of(device), is_vector});
+          }
+          return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
+                                                 std::move(route)));
+        });
+  m.def("pause", &pause_replays);
+  m.def("clear_uncaptured_decisions",
+        [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
+  m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {
+    wait(callable.ptr(), std::string_view(signature), seconds);
+  });
+  m.def("waiting_seconds", [](const py::object& callable, const py::bytes& signature) {
+    return waiting_seconds(callable.ptr(), std::string_view(signature));
+  });
+  m.def("clear_waiting", [](const py::object& callable) { clear_waiting(callable.ptr()); });
+  m.def("clear_decisions", [](const py::object& callable) { clear_decisions(callable.ptr()); });
+}
+
+}  // namespace
+
+void bind_replay(py::module_& m) {
+  py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
+  py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
+  m.def("driver_version", &driver_version);
+  bind_captured_graph(m);
+  bind_graphed_callable(m);
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,224 @@
+#include "replay/captured_graph.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+#include "torch_private/torch_cuda.h"
+#include "without_python_lock.h"
+
+namespace pygraph::bindings {
+namespace {
+
+// Streams that a graph replays on at a time. Each costs an executable: some 10 KB per node.
+constexpr size_t kMostStreams = 8;
+
+}  // namespace
+
+CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
+                             std::vector<Argument> arguments, OutputPlan outputs,
+                             std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
+                             std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans)
+    : driver_(driver),
+      device_(device),
+      arguments_(std::move(arguments)),
+      outputs_(std::move(outputs)),
+      held_(std::move(held)),
+      fft_plans_(fft_plans),
+      switches_(current_switches()),
+      slots_(driver, kMostStreams),
+      replicas_(first_replica(driver, std::move(graph), std::move(linked))),
+      plan_(arguments_, outputs_, executable(), device),
+      random_(std::move(random), this->linked().recording.random) {}
+
+std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replica(
+    const Driver& driver, Graph graph, LinkedGraph linked) {
+  std::vector<std::unique_ptr<Replica>> replicas;
+  replicas.reserve(kMostStreams);  // the first one is read without the lock
+  auto& first = replicas.emplace_back(std::make_unique<Replica>());
+  first->executable =
+      std::make_unique<ExecutableGraph>(driver, std::move(graph), std::move(linked));
+  return replicas;
+}
+
+CapturedGraph::~CapturedGraph() {
+  const WithoutPythonLock unlocked;  // the driver may wait for the device
+  for (const auto& replica : replicas_) replica->release();
+  replicas_.clear();
+}
+
+void CapturedGraph::Replica::reserve(uint64_t bytes) {
+  if (bytes <= reserved) return;
+  workspace->reserve(bytes);
+  if (reserved > 0) workspace->release(reserved);
+  reserved = bytes;
+}
+
+void CapturedGraph::Replica::release() noexcept {
+  if (reserved > 0) workspace->release(reserved);
+  reserved = 0;
+}
+
+CallStream CapturedGraph::call_stream() const {
+  // A thread that has used nothing of the device yet has no context: PyTorch does not make one
+  // current where a guard names the device that is the thread's by default.
+  CUcontext context = nullptr;
+  PYGRAPH_CHECK(driver_, context_get_current(&context));
+  if (context == nullptr) PYGRAPH_CHECK(driver_, context_set_current(executable().context()));
+  // PyTorch's numbers of streams: 0 is the default stream, odd ones are those that it keeps for
+  // good, others are handles of streams that the program made (c10/cuda/CUDAStream.cpp).
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  const c10::StreamId id = guard.getStream(device_).id();
+  return {torch_cuda::current_stream(device_.index()), id == 0 || id % 2 != 0};
+}
+
+// A copy of the first one, which no stream has used.
+std::unique_ptr<CapturedGraph::Replica> CapturedGraph::new_replica() const {
+  auto replica = std::make_unique<Replica>();
+  replica->executable = executable().copy();
+  return replica;
+}
+
+CapturedGraph::Replica& CapturedGraph::replica_for(CallStream stream, size_t& slot) {
+  const auto choice = slots_.choose(stream);
+  if (!choice) {
+    ++calls_elsewhere;
+    throw StreamNotReady("replays on other streams are not known to be complete");
+  }
+  slot = choice->slot;
+  if (slot == replicas_.size()) {
+    try {
+      replicas_.push_back(new_replica());
+    } catch (const DriverError& error) {
+      slots_.drop_last();
+      slots_.limit();
+      if (error.sticky()) throw;
+      ++calls_elsewhere;
+      throw StreamNotReady(error.what());
+    }
+  }
+  Replica& replica = *replicas_[slot];
+  if (choice->has_moved || replica.workspace == nullptr) {
+    // In the order of the stream that they were used on until now.
+    replica.release();
+    replica.random_memory.clear();
+    replica.workspace = Workspace::of_stream(device_.index(), choice->stream_id);
+  }
+  if (random_.are_drawn() && !replica.random_memory) {
+    replica.random_memory = c10::GetAllocator(device_.type())->allocate(random_.state_bytes());
+  }
+  return replica;
+}
+
+void CapturedGraph::release_workspace() noexcept {
+  const WithoutPythonLock unlocked;
+  const std::lock_guard lock(mutex_);
+  for (const auto& replica : replicas_) replica->release();
+}
+
+void CapturedGraph::note_no_room() {
+  release_workspace();
+  if (back_off_.note_no_room()) failure = "its replays ran out of memory";
+}
+
+bool CapturedGraph::is_out_of_use() {
+  if (failure.empty()) return false;
+  if (back_off_.note_uncaptured_call()) failure.clear();
+  return true;
+}
+
+void CapturedGraph::defragment_workspace() {
+  const c10::OptionalDeviceGuard guard(device_);
+  const CallStream stream = call_stream();
+  const WithoutPythonLock unlocked;
+  std::shared_ptr<Workspace> workspace;
+  {
+    const std::lock_guard lock(mutex_);
+    size_t slot = 0;
+    Replica& replica = replica_for(stream, slot);
+    const uint64_t bytes = plan_.workspace_needed(plan_.may_donate());
+    replica.reserve(bytes);
+    workspace = replica.workspace;
+    const std::lock_guard entered(workspace->mutex());
+    workspace->acquire(bytes);
+  }
+  workspace->defragment();
+}
+
+bool CapturedGraph::matches(PyObject* arguments, const Switches& switches) const {
+  return switches == switches_ && bindings::matches(arguments_, arguments, device_);
+}
+
+void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions) {
+  const CUstream stream = launch.stream.handle;
+  // Before the driver is given kernels that may be gone.
+  std::shared_lock<std::shared_mutex> plans;
+  if (fft_plans_) plans = fft_plans_->check();
+  const std::lock_guard lock(mutex_);
+  size_t slot = 0;
+  Replica& replica = replica_for(launch.stream, slot);
+  const uint64_t needed = plan_.workspace_needed(launch.donated);
+  replica.reserve(needed);
+  const std::lock_guard entered(replica.workspace->mutex());
+  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed) : 0;
+  const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
+  plan_.place_internal_memory(launch, workspace, random_memory);
+  ExecutableGraph& executable = *replica.executable;
+  nodes_touched += executable.bind(launch.addresses);
+  if (random_.are_drawn()) {
+    // From pageable memory: the driver has copied the bytes when the call returns.
+    PYGRAPH_CHECK(driver_, copy_to_device_async(random_memory, positions.data(),
+                                                random_.state_bytes(), stream));
+  }
+  if (launch.poison >= 0) {
+    plan_.poison_outputs(driver_, launch);
+    plan_.poison_internal_memory(driver_, launch, workspace, needed);
+  }
+  executable.launch(stream);
+  slots_.launched(slot, stream);
+  ++replays;
+  if (launch.donated) ++donated_replays;
+}
+
+PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poison,
+                                const std::optional<at::Generator>& generator) {
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);  // costs nothing unless somebody profiles
+  if (range.isActive()) range.before(name);
+  const c10::OptionalDeviceGuard guard(device_);
+  Launch launch;
+  launch.stream = call_stream();
+  // Memory cannot wait for a stream that may be destroyed before.
+  launch.donated = launch.stream.is_permanent && plan_.gives_away(arguments, holders);
+  const bool may_keep = holders == 0 && poison >= 0;  // asked for, by verification
+  if (!launch.donated && plan_.may_donate() && !may_keep) {
+    throw NotGivenAway("somebody holds an argument whose memory the graph was to use");
+  }
+  launch.poison = poison;
+  launch.addresses.reserve(executable().slot_count());
+  plan_.collect_input_addresses(arguments, launch.addresses);
+  launch.outputs.resize(outputs_.block_bytes.size());
+  launch.regions.resize(linked().regions.size());
+  const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
+  Donations donations;  // given back if anything below throws
+  if (launch.donated) plan_.take_donated(launch, arguments, donations);
+  {
+    const WithoutPythonLock unlocked;
+    plan_.allocate(launch);
+    launch.addresses.resize(executable().slot_count());
+    const std::vector<PhiloxPosition> positions = random_.reserve(generators);
+    try {
+      bind_and_launch(launch, positions);
+    } catch (...) {
+      random_.unreserve(generators, positions);
+      throw;
+    }
+    launch.regions.clear();  // reused in stream order
+  }
+  donations.commit();
+  back_off_.note_replay();
+  return build_outputs(outputs_, launch.outputs, arguments);
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,139 @@
+// A compiled function for one signature of its arguments, as an executable graph: the replay.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pygraph/executable.h"
+#include "pygraph/stream_slots.h"
+#include "replay/launch.h"
+#include "replay/memory_back_off.h"
+#include "replay/memory_plan.h"
+#include "replay/random_numbers.h"
+#include "replay/workspace.h"
+#include "tensors/arguments.h"
+#include "tensors/outputs.h"
+#include "tensors/switches.h"
+#include "torch_private/fft_plans.h"
+
+namespace pygraph::bindings {
+
+// Somebody holds an argument whose memory the graph was to use. What it does without that memory
+// has not been verified, so such a call goes uncaptured.
+class NotGivenAway : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Nothing of the graph can be launched on the call's stream without waiting for another stream's
+// work (see stream_slots.h). The call runs uncaptured; later ones may replay again.
+class StreamNotReady : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Thread-safe beyond Python's lock, which is never held while waiting for another thread or the
+// GPU.
+class CapturedGraph {
+ public:
+  static constexpr uint64_t kNoAudit = ~uint64_t{0};
+
+  CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
+                OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
+                LinkedGraph linked, std::vector<at::Tensor> held,
+                std::optional<FftPlans> fft_plans);
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  // Whether the graph may be replayed for these arguments, under these switches.
+  bool matches(PyObject* arguments, const Switches& switches) const;
+
+  // Gives its room in the streams' workspaces back; the next replay takes what it needs.
+  void release_workspace() noexcept;
+  // A replay found no memory: what the graph keeps is for the uncaptured run. Where that happens
+  // again and again, the graph rests (memory_back_off.h).
+  void note_no_room();
+  // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
+  bool is_out_of_use();
+
+  // The graph is to stay: takes its room on the current stream, and lets the workspace settle.
+  // Throws as replay() does.
+  void defragment_workspace();
+
+  // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
+  // outputs. Needs Python's lock, gives it up from the allocation of outputs to the launch. Throws
+  // DriverError if the driver refuses, NotGivenAway, StreamNotReady, c10::Error if the outputs
+  // cannot be allocated; nothing was launched. `holders`: how many of the call's own lists hold the
+  // arguments; an argument with no other reference is given away, and may be left without memory
+  // (see donation.h). 0: none is. `poison`: a byte that fills fresh outputs first, for
+  // verification, and internal memory is filled with ones; -1 for none. Only with poison,
+  // and where no argument is given away, does a graph that uses their memory use other memory.
+  // `generator`: takes the place of the device's default generator, which is left alone.
+  PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
+                   const std::optional<at::Generator>& generator = std::nullopt);
+
+  const LinkedGraph& linked() const { return executable().linked(); }
+  const ExecutableGraph& executable() const { return *replicas_.front()->executable; }
+  c10::Device device() const { return device_; }
+  // What a launch takes, and which arguments it may overwrite.
+  const MemoryPlan& plan() const { return plan_; }
+  // Where a replay's random numbers come from; empty if it draws none.
+  std::vector<int> random_arguments() const { return random_.arguments(); }
+  // Whether the next call is to be audited instead of replayed (python/pygraph/partition/audit.py).
+  bool is_audit_due() const { return replays >= audit_at; }
+
+  // Counters for the report; written without Python's lock.
+  std::atomic<uint64_t> replays = 0;
+  std::atomic<uint64_t> donated_replays = 0;  // of them, with the memory of donated inputs
+  std::atomic<uint64_t> nodes_touched = 0;
+  // Number of replays at which an audit is due; written with Python's lock.
+  std::atomic<uint64_t> audit_at = kNoAudit;
+  std::atomic<uint64_t> calls_elsewhere = 0;  // uncaptured, on streams that were not ready
+  std::string name;                           // in profiles
+  std::string failure;  // why the graph is not used, for good or while it rests; empty if it is
+
+ private:
+  // What launches on one stream write to.
+  struct Replica {
+    std::unique_ptr<ExecutableGraph> executable;
+    std::shared_ptr<Workspace> workspace;
+    uint64_t reserved = 0;       // bytes of it
+    c10::DataPtr random_memory;  // 16 bytes (seed, offset) per source
+    void reserve(uint64_t bytes);
+    void release() noexcept;
+  };
+
+  // What serves the current stream, `stream`; hold the lock. Throws StreamNotReady, DriverError,
+  // c10::OutOfMemoryError.
+  Replica& replica_for(CallStream stream, size_t& slot);
+  static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
+                                                             LinkedGraph linked);
+  std::unique_ptr<Replica> new_replica() const;
+  CallStream call_stream() const;
+  void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);
+
+  const Driver& driver_;
+  c10::Device device_;
+  std::vector<Argument> arguments_;
+  OutputPlan outputs_;
+  std::vector<at::Tensor> held_;       // memory that nodes use where it is
+  std::optional<FftPlans> fft_plans_;  // if it uses some
+  Switches switches_;                  // that it was recorded under
+  MemoryBackOff back_off_;
+
+  std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
+  StreamSlots slots_;
+  std::vector<std::unique_ptr<Replica>> replicas_;  // by slot; the first one is always there
+  const MemoryPlan plan_;
+  const RandomNumbers random_;
+};
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,294 @@
+#include "replay/graphed_callable.h"
+
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "torch_private/torch_cuda.h"
+
+namespace pygraph::bindings {
+namespace {
+
+GraphedCallable* as_callable(PyObject* object) {
+  return reinterpret_cast<GraphedCallable*>(object);
+}
+
+std::atomic<bool> g_paused = false;
+thread_local const GraphedCallable* t_forced_uncaptured = nullptr;
+
+c10::Device device_of(const GraphedCallable& callable) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device)};
+}
+
+constexpr size_t kMostUncapturedDecisions = 256;  // more of them ask at every call
+
+// The decision for such arguments, moved to the front; null if there is none.
+Decision* find(std::vector<Decision>& decided, PyObject* arguments, c10::Device device,
+               const Switches& now) {
+  for (size_t i = 0; i < decided.size(); ++i) {
+    if (!decided[i].matches(arguments, device, now)) continue;
+    if (i > 0) {
+      const auto found = decided.begin() + static_cast<ptrdiff_t>(i);
+      std::rotate(decided.begin(), found, found + 1);
+    }
+    return &decided.front();
+  }
+  return nullptr;
+}
+
+// As replay_matching(), of a graph that matches.
+std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* arguments,
+                                              Py_ssize_t holders) {
+  try {
+    PyObject* outputs = graph.replay(arguments, holders);
+    return {outputs, outputs != nullptr ? ReplayStatus::kReplayed : ReplayStatus::kError};
+  } catch (const DriverError& error) {
+    graph.failure = error.what();
+    if (error.sticky()) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+      return {nullptr, ReplayStatus::kError};
+    }
+  } catch (const NotGivenAway&) {
+    return {nullptr, ReplayStatus::kNoMatch};
+  } catch (const StreamNotReady&) {
+    // This call only.
+  } catch (const c10::OutOfMemoryError&) {
+    graph.note_no_room();  // uncaptured, the same request may find some, or raise
+  } catch (const std::exception& error) {
+    graph.failure = error.what();
+  }
+  return {nullptr, ReplayStatus::kUncaptured};
+}
+
+size_t hash_of(std::string_view signature) {
+  return std::hash<std::string_view>{}(signature);
+}
+
+// Whether the call is one that waits: it was made then, with this result.
+std::optional<PyObject*> try_waiting(GraphedCallable& callable, PyObject* arguments) {
+  if (callable.waiting->empty()) return std::nullopt;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const size_t hash = hash_of(signature_of(arguments, device_of(callable)));
+  if (!callable.waiting->contains(hash)) return std::nullopt;
+  PyObject* outputs = PyObject_CallOneArg(callable.uncaptured, arguments);
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  const auto left = callable.waiting->find(hash);  // again: the call may have changed the map
+  if (left != callable.waiting->end() && (left->second -= taken.count()) <= 0) {
+    callable.waiting->erase(left);
+  }
+  return outputs;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  if (PyVectorcall_NARGS(nargsf) != 1 || kwnames != nullptr || !PyList_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "a graphed callable takes one argument: the argument list");
+    return nullptr;
+  }
+  GraphedCallable* callable = as_callable(self);
+  const auto [outputs, status] = replay_matching(*callable, args[0], 1);
+  switch (status) {
+    case ReplayStatus::kReplayed:
+      return clear_list(args[0], outputs);
+    case ReplayStatus::kUncaptured:
+      return PyObject_CallOneArg(callable->uncaptured, args[0]);
+    case ReplayStatus::kNoMatch:
+      if (const auto outputs = try_waiting(*callable, args[0])) return *outputs;
+      return PyObject_CallOneArg(callable->miss, args[0]);
+    case ReplayStatus::kError:
+      break;
+  }
+  return nullptr;
+}
+
+void dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  GraphedCallable* callable = as_callable(self);
+  Py_CLEAR(callable->uncaptured);
+  Py_CLEAR(callable->miss);
+  delete callable->graphs;
+  delete callable->uncaptured_decisions;
+  delete callable->waiting;
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(as_callable(self)->uncaptured);
+  Py_VISIT(as_callable(self)->miss);
+  Py_VISIT(Py_TYPE(self));
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(as_callable(self)->uncaptured);
+  Py_CLEAR(as_callable(self)->miss);
+  return 0;
+}
+
+PyMemberDef g_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(GraphedCallable, vectorcall), READONLY, nullptr},
+    {"uncaptured", T_OBJECT, offsetof(GraphedCallable, uncaptured), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot g_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                         {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                         {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                         {Py_tp_members, g_members},
+                         {0, nullptr}};
+
+PyType_Spec g_spec = {"pygraph._engine.GraphedCallable", sizeof(GraphedCallable), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                          Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                      g_slots};
+
+bool is_due(Decision& decided) {
+  if (decided.calls_per_recheck == 0) return false;
+  return ++decided.calls > decided.calls_per_recheck;
+}
+
+}  // namespace
+
+bool Decision::matches(PyObject* list, c10::Device device, const Switches& now) const {
+  if (graph != nullptr) return graph->matches(list, now);
+  return switches == now && bindings::matches(arguments, list, device) &&
+         are_aligned_alike(arguments, list);
+}
+
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
+                                                   Py_ssize_t holders) {
+  if (t_forced_uncaptured == &callable) return {nullptr, ReplayStatus::kUncaptured};
+  try {
+    // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
+    if (g_paused || torch_cuda::is_capturing(callable.device)) {
+      return {nullptr, ReplayStatus::kUncaptured};
+    }
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return {nullptr, ReplayStatus::kError};
+  }
+  // Dispatch modes must see the operators.
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
+  const c10::Device device = device_of(callable);
+  const Switches now = current_switches();
+  if (Decision* decided = find(*callable.graphs, arguments, device, now)) {
+    if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
+    const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
+    if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
+    if (graph->is_audit_due()) return {nullptr, ReplayStatus::kNoMatch};
+    return try_replay(*graph, arguments, holders);
+  }
+  if (Decision* decided = find(*callable.uncaptured_decisions, arguments, device, now)) {
+    return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
+  }
+  return {nullptr, ReplayStatus::kNoMatch};
+}
+
+ForceUncaptured::ForceUncaptured(const GraphedCallable* callable) : before_(t_forced_uncaptured) {
+  if (callable != nullptr) t_forced_uncaptured = callable;
+}
+
+ForceUncaptured::~ForceUncaptured() {
+  t_forced_uncaptured = before_;
+}
+
+PyObject* clear_list(PyObject* list, PyObject* outputs) {
+  if (PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr) == 0) return outputs;
+  Py_DECREF(outputs);
+  return nullptr;
+}
+
+PyTypeObject* graphed_callable_type() {
+  static auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&g_spec));
+  return type;
+}
+
+PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device) {
+  PyTypeObject* type = graphed_callable_type();
+  auto* callable = PyObject_GC_New(GraphedCallable, type);
+  if (callable == nullptr) return nullptr;
+  callable->vectorcall = call;
+  callable->uncaptured = Py_NewRef(uncaptured);
+  callable->miss = Py_NewRef(miss);
+  callable->device = device;
+  callable->graphs = new std::vector<Decision>;
+  callable->uncaptured_decisions = new std::vector<Decision>;
+  callable->waiting = new std::unordered_map<size_t, double>;
+  PyObject_GC_Track(callable);
+  return reinterpret_cast<PyObject*>(callable);
+}
+
+// Whoever drops a graph may give up Python's lock, so nothing is dropped while the list changes.
+void remove_graph(PyObject* callable, const CapturedGraph* graph) {
+  auto& graphs = *as_callable(callable)->graphs;
+  const auto is_it = [&](const Decision& decided) { return decided.graph.get() == graph; };
+  const auto found = std::ranges::find_if(graphs, is_it);
+  if (found == graphs.end()) return;
+  const std::shared_ptr<CapturedGraph> dropped = std::move(found->graph);
+  graphs.erase(found);
+}
+
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+                                                      std::shared_ptr<CapturedGraph> graph,
+                                                      size_t limit, uint64_t calls_per_recheck) {
+  auto& graphs = *as_callable(callable)->graphs;
+  remove_graph(callable, graph.get());
+  graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_recheck});
+  std::vector<std::shared_ptr<CapturedGraph>> dropped;
+  while (graphs.size() > limit) {
+    dropped.push_back(std::move(graphs.back().graph));
+    graphs.pop_back();
+  }
+  return dropped;
+}
+
+void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck) {
+  const c10::Device device = device_of(*as_callable(callable));
+  const Switches now = current_switches();
+  auto& decided = *as_callable(callable)->uncaptured_decisions;
+  std::erase_if(decided, [&](const Decision& old) { return old.matches(arguments, device, now); });
+  std::vector<Argument> described = describe_arguments(arguments, device);
+  for (const Argument& argument : described) {
+    if (argument.kind == ArgumentKind::kUnsupported) return;  // never matches
+  }
+  decided.insert(decided.begin(), {nullptr, std::move(described), now, calls_per_recheck});
+  if (decided.size() > kMostUncapturedDecisions) decided.pop_back();
+}
+
+void clear_uncaptured_decisions(PyObject* callable) {
+  as_callable(callable)->uncaptured_decisions->clear();
+}
+
+void wait(PyObject* callable, std::string_view signature, double seconds) {
+  as_callable(callable)->waiting->insert_or_assign(hash_of(signature), seconds);
+}
+
+double waiting_seconds(PyObject* callable, std::string_view signature) {
+  const auto& waiting = *as_callable(callable)->waiting;
+  const auto left = waiting.find(hash_of(signature));
+  return left == waiting.end() ? 0 : left->second;
+}
+
+void clear_waiting(PyObject* callable) {
+  as_callable(callable)->waiting->clear();
+}
+
+void clear_decisions(PyObject* callable) {
+  const std::vector<Decision> dropped = std::exchange(*as_callable(callable)->graphs, {});
+  clear_uncaptured_decisions(callable);
+  clear_waiting(callable);
+}
+
+void pause_replays(bool paused) {
+  g_paused = paused;
+}
+
+}  // namespace pygraph::bindings

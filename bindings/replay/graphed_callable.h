@@ -1,0 +1,107 @@
+// The callable that stands in a compiled program where a graph partition's function was.
+//
+// Called with one argument list, as Inductor calls its partitions. If a captured graph matches, the
+// call is a replay: no Python runs between the list coming in and the outputs going out. Otherwise
+// it goes to a Python function that decides (run uncaptured, or record).
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>
+
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "replay/captured_graph.h"
+
+namespace pygraph::bindings {
+
+// What was decided for one signature of the arguments.
+struct Decision {
+  std::shared_ptr<CapturedGraph> graph;  // null: such calls run uncaptured
+  std::vector<Argument> arguments;       // that run uncaptured; a graph has its own
+  Switches switches;                     // alike
+  // The decision is checked again after so many calls (0: never), of which `calls` were made.
+  uint64_t calls_per_recheck = 0;
+  uint64_t calls = 0;
+
+  bool matches(PyObject* list, c10::Device device, const Switches& now) const;
+};
+
+struct GraphedCallable {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  // Runs the function uncaptured: takes the argument list, returns the outputs.
+  PyObject* uncaptured;
+  // Called with the argument list when nothing is decided for such arguments, or the decision is
+  // due for a recheck, or the graph for an audit; returns the outputs.
+  PyObject* miss;
+  int device;
+  // Each most recently used first.
+  std::vector<Decision>* graphs;
+  std::vector<Decision>* uncaptured_decisions;
+  // By hash of the signature: seconds of host time that calls like this still run uncaptured for,
+  // before anything is asked.
+  std::unordered_map<size_t, double>* waiting;
+};
+
+// Creates the type; null with a Python error set on failure.
+PyTypeObject* graphed_callable_type();
+
+enum class ReplayStatus : uint8_t {
+  kReplayed,
+  kNoMatch,     // or due for a recheck or an audit
+  kUncaptured,  // decided so, or this call must not replay
+  kError        // a Python error is set
+};
+
+// Replays the graph that matches, if any. The outputs are a new reference, null unless kReplayed.
+// The argument list is left as it is; tensors of which the call's own lists, `holders` of them,
+// hold the only references may have lost their memory to the outputs when a graph was replayed.
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
+                                                   Py_ssize_t holders);
+
+// While it exists, calls of `callable` from this thread go uncaptured unasked. For what is called
+// in the place of a shortcut that was told kUncaptured: it ends at the same callable, which would
+// try, and count, the call once more.
+class ForceUncaptured {
+ public:
+  explicit ForceUncaptured(const GraphedCallable* callable);  // null: nothing changes
+  ~ForceUncaptured();
+  ForceUncaptured(const ForceUncaptured&) = delete;
+  ForceUncaptured& operator=(const ForceUncaptured&) = delete;
+
+ private:
+  const GraphedCallable* before_;
+};
+
+// Empties the argument list, as compiled functions do: inputs that nobody else holds are freed, in
+// stream order. Returns `outputs`, or null with an error set.
+PyObject* clear_list(PyObject* list, PyObject* outputs);
+
+// All need Python's lock.
+PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
+// Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
+// used last, taken out.
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+                                                      std::shared_ptr<CapturedGraph> graph,
+                                                      size_t limit, uint64_t calls_per_recheck);
+void remove_graph(PyObject* callable, const CapturedGraph* graph);
+// Lets calls with arguments like these run uncaptured without asking, until a recheck is due.
+void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck);
+void clear_uncaptured_decisions(PyObject* callable);
+// Lets calls of this signature (as of signature_of) run uncaptured without asking, until they have
+// taken `seconds` of host time. Two signatures of one hash would share the time, which does no
+// harm.
+void wait(PyObject* callable, std::string_view signature, double seconds);
+// What is left of that time; 0 if there is none.
+double waiting_seconds(PyObject* callable, std::string_view signature);
+void clear_waiting(PyObject* callable);
+// Forgets all decisions.
+void clear_decisions(PyObject* callable);
+
+// While paused no graph of the process is replayed: all calls run uncaptured. For measurements.
+void pause_replays(bool paused);
+
+}  // namespace pygraph::bindings

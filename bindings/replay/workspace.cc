@@ -1,0 +1,128 @@
+#include "replay/workspace.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace pygraph::bindings {
+namespace {
+
+// Of PyTorch's allocator (c10/core/AllocatorConfig.h): requests of kMinLargeAlloc and more have
+// segments of their size, smaller ones share segments of kLargeBuffer, those up to kSmallSize
+// others.
+constexpr uint64_t kMinLargeAlloc = 10 << 20;
+constexpr uint64_t kLargeBuffer = 20 << 20;
+constexpr uint64_t kSmallSize = 1 << 20;
+
+constexpr size_t kMostPieces = 16;  // that are looked at for one in a segment of its own
+
+// The segment that a piece of the allocator's memory is in; 0 where the driver does not say.
+uint64_t segment_bytes(const void* memory) {
+  abi::DevicePointer base = 0;
+  size_t size = 0;
+  const auto address = reinterpret_cast<abi::DevicePointer>(memory);
+  const int status = cuda_driver().memory_get_address_range(&base, &size, address);
+  return status == abi::kSuccess ? size : 0;
+}
+
+void give_free_memory_back() {
+  try {
+    c10::getDeviceAllocator(c10::kCUDA)->emptyCache();
+  } catch (const c10::Error&) {
+    // Another thread captures.
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Workspace> Workspace::of_stream(int device, uint64_t stream_id) {
+  static std::mutex mutex;
+  static auto* workspaces = new std::map<std::pair<int, uint64_t>, std::weak_ptr<Workspace>>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(*workspaces, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Workspace>& known = (*workspaces)[{device, stream_id}];
+  std::shared_ptr<Workspace> workspace = known.lock();
+  if (workspace == nullptr) known = workspace = std::make_shared<Workspace>(device);
+  return workspace;
+}
+
+Workspace::Workspace(int device) : device_(device) {}
+
+void Workspace::grow(uint64_t bytes) {
+  const uint64_t before = capacity_;
+  free_memory();  // first, so that the old and the new memory never exist together
+  try {
+    allocate(bytes);
+  } catch (...) {
+    try {
+      if (before > 0) allocate(before);
+    } catch (const c10::OutOfMemoryError&) {
+      // Whoever needs it asks again.
+    }
+    throw;
+  }
+}
+
+void Workspace::free_memory() noexcept {
+  memory_.clear();
+  capacity_ = 0;
+  is_defragmented_ = false;
+}
+
+void Workspace::allocate(uint64_t bytes) {
+  const c10::OptionalDeviceGuard guard(
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_)));
+  memory_ = c10::getDeviceAllocator(c10::kCUDA)->allocate(bytes);
+  capacity_ = bytes;
+}
+
+void Workspace::defragment() {
+  const std::lock_guard lock(mutex_);
+  if (is_defragmented_ || capacity_ <= kSmallSize) return;
+  const uint64_t bytes = capacity_;
+  free_memory();
+  give_free_memory_back();
+  allocate(bytes);
+  if (segment_bytes(memory_.get()) > bytes + kLargeBuffer) allocate_in_own_segment(bytes);
+  is_defragmented_ = true;
+}
+
+// Takes free pieces of others' segments until none is left that would do: the next one is new.
+// Where there is no room for that, the memory stays where it is.
+void Workspace::allocate_in_own_segment(uint64_t bytes) {
+  c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
+  const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
+  std::vector<c10::DataPtr> pieces;
+  try {
+    while (pieces.size() < kMostPieces) {
+      c10::DataPtr piece = allocator->allocate(wanted);
+      if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
+        memory_ = std::move(piece);
+        return;
+      }
+      pieces.push_back(std::move(piece));
+    }
+  } catch (const c10::OutOfMemoryError&) {
+  }
+}
+
+void Workspace::reserve(uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  reservations_.insert(bytes);
+}
+
+void Workspace::release(uint64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto it = reservations_.find(bytes);
+  if (it == reservations_.end()) return;
+  reservations_.erase(it);
+  const uint64_t needed = reservations_.empty() ? 0 : *reservations_.rbegin();
+  // The stream may not be the current one, or be gone: the next launch takes what it needs.
+  if (needed < capacity_) free_memory();
+}
+
+}  // namespace pygraph::bindings

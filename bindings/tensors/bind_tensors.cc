@@ -1,0 +1,30 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind.h"
+#include "conversions.h"
+#include "tensors/arguments.h"
+#include "tensors/donation.h"
+#include "tensors/free_observer.h"
+
+namespace py = pybind11;
+
+namespace pygraph::bindings {
+
+void bind_tensors(py::module_& m) {
+  m.def("signature", [](const py::list& arguments, int device) {
+    return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));
+  });
+  py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
+  m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
+  m.def("memory_of", [](const py::object& tensor) {
+    return steal(THPVariable_Wrap(memory_of(THPVariable_Unpack(tensor.ptr()))));
+  });
+  py::class_<FreeObserver>(m, "FreeObserver")
+      .def(py::init([](const py::list& tensors, py::function observe) {
+        return std::make_unique<FreeObserver>(tensors_of(tensors), std::move(observe));
+      }))
+      .def("end", &FreeObserver::end);
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,49 @@
+// Arguments that a call gives away: tensors that nobody but the call's argument list refers to, on
+// a whole block of PyTorch's allocator that no other stream uses (recorded_streams.h). After the
+// launch they would be freed; a graph may use their memory before that (see src/plan_memory.cc).
+#pragma once
+
+#include <Python.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace pygraph::bindings {
+
+// Tensors of an argument list that have a storage for themselves: one, or several views of it.
+struct GivenAway {
+  std::vector<uint32_t> positions;  // in the list; the first one begins where the storage does
+  uint64_t bytes = 0;               // of the storage, up to the end of what they view
+};
+
+// Whether the tensors at these positions are given away, with at least so many bytes, if the call's
+// own argument lists hold `holders` references to each.
+bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders);
+
+// What a list gives away that holds the only reference to it.
+std::vector<GivenAway> given_away(PyObject* arguments);
+
+// Memory moved from arguments to outputs; moves back unless kept, for calls that fail.
+class Donations {
+ public:
+  Donations() = default;
+  Donations(const Donations&) = delete;
+  Donations& operator=(const Donations&) = delete;
+  ~Donations();
+
+  // The argument's memory; the argument has none from here on.
+  c10::DataPtr take(PyObject* argument);
+  // Where a taken block went: the output's storage, from which a failed call gives it back.
+  void given_to(const c10::Storage& output);
+  void commit() { moves_.clear(); }
+
+ private:
+  struct Move {
+    c10::Storage from;
+    c10::Storage to;
+  };
+  std::vector<Move> moves_;
+};
+
+}  // namespace pygraph::bindings

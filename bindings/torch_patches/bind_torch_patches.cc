@@ -1,0 +1,45 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind.h"
+#include "conversions.h"
+#include "torch_patches/compiled_call.h"
+#include "torch_patches/numbers.h"
+#include "torch_patches/parameter_loader.h"
+#include "torch_patches/saved_hooks.h"
+#include "torch_patches/transform_wrappers.h"
+
+namespace py = pybind11;
+
+namespace pygraph::bindings {
+
+void bind_torch_patches(py::module_& m) {
+  m.add_object("as_tensor", steal(make_as_tensor()));
+  m.def("has_transform_wrapper",
+        [](const py::tuple& arguments) { return has_transform_wrapper(arguments.ptr()); });
+  m.def("compiled_call", [](const py::function& wrapper, const py::object& function,
+                            const py::object& module, const py::object& callback,
+                            const py::list& enter_hooks, const py::bool_& full_graph,
+                            const py::object& raise_to_user) {
+    return steal(make_compiled_call({wrapper.ptr(), function.ptr(), module.ptr(), callback.ptr(),
+                                     enter_hooks.ptr(), full_graph.ptr(), raise_to_user.ptr()}));
+  });
+  m.def("saved_hooks_guard", [](const py::function& otherwise) {
+    return steal(make_saved_hooks_guard(otherwise.ptr()));
+  });
+  m.def("parameter_loader", [](const std::vector<std::pair<uint32_t, std::string>>& containers,
+                               const std::vector<std::pair<uint32_t, std::string>>& items,
+                               std::vector<uint32_t> results) {
+    ParameterPaths paths;
+    for (const auto& [owner, attribute] : containers)
+      paths.containers.push_back({owner, attribute});
+    for (const auto& [container, key] : items) paths.items.push_back({container, key});
+    paths.results = std::move(results);
+    return steal(make_parameter_loader(paths));
+  });
+  m.def("module_call", [](const py::type& type, const py::object& original) {
+    return steal(make_module_call(reinterpret_cast<PyTypeObject*>(type.ptr()), original.ptr()));
+  });
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,90 @@
+#include "torch_private/blas_workspaces.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace pygraph::bindings {
+namespace {
+
+using Find = BlasWorkspaces& (*)();
+
+std::array<BlasWorkspaces*, 2> find_workspaces() {
+  constexpr std::array kNames = {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+                                 "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"};
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
+  std::array<BlasWorkspaces*, 2> found{};
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    const auto find = reinterpret_cast<Find>(dlsym(library, kNames[i]));
+    if (find == nullptr) {
+      throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
+    }
+    found[i] = &find();
+  }
+  return found;
+}
+
+const std::array<BlasWorkspaces*, 2>& workspaces() {
+  static const std::array<BlasWorkspaces*, 2> found = find_workspaces();
+  return found;
+}
+
+// Of this thread, which no other uses while it runs, as far as recordings have shown them.
+std::set<void*>& own_handles() {
+  thread_local std::set<void*> handles;
+  return handles;
+}
+
+}  // namespace
+
+RecordedBlasWorkspaces::RecordedBlasWorkspaces(Range stand_ins) : stand_ins_(stand_ins) {
+  workspaces();
+}
+
+RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
+  for (BlasWorkspaces* all : workspaces()) {
+    std::vector<at::DataPtr> freed;  // without the lock
+    const std::lock_guard lock(all->mutex);
+    for (auto it = all->map.begin(); it != all->map.end();) {
+      if (!stand_ins_.contains(reinterpret_cast<uint64_t>(it->second.get()))) {
+        ++it;
+        continue;
+      }
+      own_handles().insert(std::get<0>(it->first));
+      freed.push_back(std::move(it->second));
+      it = all->map.erase(it);
+    }
+  }
+}
+
+std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
+  std::vector<uint64_t> addresses;
+  for (BlasWorkspaces* all : workspaces()) {
+    const std::shared_lock lock(all->mutex);
+    for (const auto& [key, memory] : all->map) {
+      const auto address = reinterpret_cast<uint64_t>(memory.get());
+      if (stand_ins_.contains(address)) addresses.push_back(address);
+    }
+  }
+  return addresses;
+}
+
+void free_blas_workspaces() {
+  for (BlasWorkspaces* all : workspaces()) {
+    std::vector<at::DataPtr> freed;
+    const std::lock_guard lock(all->mutex);
+    for (auto it = all->map.begin(); it != all->map.end();) {
+      const auto& [handle, stream] = it->first;
+      const bool is_own = stream == nullptr && own_handles().contains(handle);
+      if (is_own) freed.push_back(std::move(it->second));
+      it = is_own ? all->map.erase(it) : std::next(it);
+    }
+  }
+}
+
+}  // namespace pygraph::bindings

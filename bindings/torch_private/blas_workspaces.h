@@ -1,0 +1,51 @@
+// The workspaces that PyTorch keeps for cuBLAS: one per library handle (that is, thread) and
+// stream.
+//
+// A recording is made on a stream that nobody else uses, so it finds none, and what its kernels use
+// is a stand-in of the recording; which must be gone from PyTorch's maps afterwards. Entries of
+// other threads are never touched: one may be about to launch a kernel with the workspace that it
+// has found there, and if that memory were freed and the allocator's cache emptied meanwhile, the
+// kernel would read memory that is not mapped. (at::cuda::clearCublasWorkspaces, which PyTorch's
+// own graphs call, does that.)
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <array>
+#include <map>
+#include <shared_mutex>
+#include <tuple>
+
+#include "pygraph/recording.h"
+
+namespace pygraph::bindings {
+
+// As at::cuda::WorkspaceMapWithMutex (ATen/cuda/CUDAContextLight.h), by handle and stream.
+struct BlasWorkspaces {
+  using Map = std::map<std::tuple<void*, void*>, at::DataPtr>;
+  Map map;
+  std::shared_mutex mutex;
+};
+
+// From construction to destruction, a recording of this thread.
+class RecordedBlasWorkspaces {
+ public:
+  // `stand_ins`: the addresses of the recording. Throws std::runtime_error where this PyTorch keeps
+  // its workspaces elsewhere.
+  explicit RecordedBlasWorkspaces(Range stand_ins);
+  // Frees the recording's workspaces.
+  ~RecordedBlasWorkspaces();
+  // Addresses of the recording's workspaces so far.
+  std::vector<uint64_t> stand_ins() const;
+  RecordedBlasWorkspaces(const RecordedBlasWorkspaces&) = delete;
+  RecordedBlasWorkspaces& operator=(const RecordedBlasWorkspaces&) = delete;
+
+ private:
+  Range stand_ins_;
+};
+
+// Frees this thread's workspaces of the default stream, which no graph can have been captured on,
+// once the thread has made a recording that used cuBLAS. It gets others when it needs them.
+void free_blas_workspaces();
+
+}  // namespace pygraph::bindings

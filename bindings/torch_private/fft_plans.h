@@ -1,0 +1,35 @@
+// Whether cuFFT's plans that a recording used still exist.
+//
+// A graph's kernels of cuFFT are part of a plan: dropping the plan frees tables that they read and
+// may unload the kernels themselves, which nobody can ask the driver about afterwards. PyTorch
+// keeps plans in one cache per device. It drops some when the cache is cleared or resized, which
+// are operators that this file watches, and when a full cache gets one more.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <shared_mutex>
+#include <stdexcept>
+
+namespace pygraph::bindings {
+
+// Plans that a graph uses may have been dropped. Nothing was launched.
+class PlansDropped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class FftPlans {
+ public:
+  // The plans of a device as they are now. Make it before what uses them is recorded.
+  explicit FftPlans(c10::DeviceIndex device);
+  // Throws PlansDropped unless each plan of then is still there. They stay while the lock is held.
+  std::shared_lock<std::shared_mutex> check() const;
+
+ private:
+  c10::DeviceIndex device_;
+  uint64_t generation_;
+};
+
+}  // namespace pygraph::bindings

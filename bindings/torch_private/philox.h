@@ -1,0 +1,39 @@
+// How PyTorch's random kernels see their generator, and how a replay advances it.
+//
+// While capturing, a kernel gets a PhiloxCudaState by value: the address of the generator's seed,
+// the address of its offset, and how much the graph has drawn before this kernel. It reads both
+// addresses when it runs. A graph's relocations point them at 16 bytes of the graph's own, which
+// each replay fills with the seed and the offset it reserved: same numbers as uncaptured, new ones
+// every replay, and no two graphs share the place.
+//
+// (Writing the values into the kernels' parameters instead, marked as not captured, would save the
+// copy; but attention kernels store seed and offset for their backward only if marked as captured.)
+//
+// The two addresses and the total drawn are not told by any public call. A sentinel tells them: one
+// more random kernel, captured last, whose own state names all three. It is removed from the graph.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include "pygraph/recording.h"
+
+namespace pygraph::bindings {
+
+// Takes the last `count` nodes off the recording, each a sentinel drawn from one generator, and
+// fills recording.random from them. Throws NotRelocatable if they are not what they should be.
+// Returns the removed nodes, to be destroyed in the graph that is instantiated.
+std::vector<CUgraphNode> take_random_sentinels(Recording& recording, size_t count);
+
+struct PhiloxPosition {
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+};
+
+// Advances the generator by `increment` and returns where it stood. Thread-safe.
+PhiloxPosition reserve_random(const at::Generator& generator, uint64_t increment);
+
+// Takes a reservation back, unless others have drawn since: the launch it was for did not happen.
+// Thread-safe.
+void unreserve_random(const at::Generator& generator, PhiloxPosition position, uint64_t increment);
+
+}  // namespace pygraph::bindings

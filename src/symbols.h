@@ -1,0 +1,37 @@
+// The symbols of two recordings, and which of them a pair of words points into.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pygraph/link.h"
+
+namespace pygraph {
+
+// Inputs, then allocations (outputs among them), then random states, each in the order of the
+// recordings. Throws NotRelocatable where an output is no allocation of its own.
+std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b);
+
+// Which memory a word may point to, by the memory's lifetime and the node that has the word.
+enum class Match : uint8_t { kAlive, kJustFreed, kEndOfAlive, kFreed };
+
+// A word's symbol, and how far into it the word points.
+struct Resolved {
+  uint32_t symbol = 0;
+  uint64_t addend = 0;
+};
+
+// The latest symbol that explains both words in the same way. (Random states have no address here,
+// so they explain no words that differ.)
+std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
+                                uint64_t word_a, uint64_t word_b, Match rule);
+
+// Equal words that hold the addresses of a random generator's seed and offset, side by side.
+std::optional<uint32_t> find_random_state(const Recording& recording, const Node& node,
+                                          uint32_t offset);
+
+// The start of the largest stand-in memory, or 0: much room behind it for whoever follows it.
+uint64_t stand_in_address(const Recording& recording);
+
+}  // namespace pygraph
