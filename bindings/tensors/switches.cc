@@ -1,6 +1,7 @@
 #include "tensors/switches.h"
 
 #include <ATen/Context.h>
+#include <ATen/SavedTensorHooks.h>
 
 namespace pygraph::bindings {
 namespace {
@@ -50,6 +51,9 @@ Switches current_switches() {
   for (const at::SDPBackend backend : context.sDPPriorityOrder()) packer.add(backend, 3);
   packer.add(context.linalgPreferredBackend(), 3);
   packer.add(context.blasPreferredBackend(), 3);
+  // Under such hooks a program may compare what a replay saves with what an uncaptured call does
+  // (python/pygraph/partition/attempt.py).
+  packer.add(!at::SavedTensorDefaultHooks::get_tls_state().stack.empty(), 1);
   const std::optional<int32_t> carveout = context._SMCarveout_EXPERIMENTAL();
   packer.add(carveout.has_value(), 1);
   const auto limit = static_cast<uint32_t>(context.benchmarkLimitCuDNN());

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import pygraph
 from pygraph import runtime
+from pygraph.options import Options
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import PartitionInfo
 
 from .support import assert_same, captured, compiled, randn
 
@@ -137,3 +141,27 @@ def test_switches_that_are_back_need_no_new_graph() -> None:
                     model(x, w)
     assert len(captured()) == 2
     assert sum(row.replays for row in captured()) >= 14
+
+
+def test_random_numbers_of_two_generators_where_fresh_memory_is_filled() -> None:
+    """Deterministic algorithms fill what torch.empty gives, also where a recording needs a tensor."""
+    generator = torch.Generator("cuda")
+
+    def function(args: list[Any]) -> tuple[torch.Tensor]:
+        x, own = args
+        args.clear()
+        return (torch.dropout(x, 0.5, True) + torch.rand(8, device="cuda", generator=own),)
+
+    nothing = frozenset[int]()
+    info = PartitionInfo("test", "inference", 0, 2, True, nothing, nothing, (), nothing)
+    partition = Partition(function, info, Options(select="always"))
+    x = randn(8)
+
+    def run(call: Callable[[list[Any]], Sequence[Any]]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        generator.manual_seed(2)
+        return [call([x, generator])[0].clone() for _ in range(5)]
+
+    with _deterministic():
+        assert_same(run(partition.callable), run(function))
+    assert sum(row.replays for row in captured()) >= 3, pygraph.stats()

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+
+import pygraph
 
 from .support import (
     also_as_shipped,
@@ -148,6 +151,31 @@ def test_activation_checkpointing_with_dropout() -> None:
         return loss.item()
 
     _compare(Checkpointed(), step)
+
+
+def test_activation_checkpointing_of_attention_that_saves_a_random_state() -> None:
+    """On the GPU in a graph, on the CPU uncaptured: checkpointing compares both."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(1, 2, 16, 16)
+        return nn.functional.scaled_dot_product_attention(q, q * 2, q + 1, dropout_p=0.1).sum(-1)
+
+    x = randn(512, requires_grad=True)
+    model = compiled(attention)
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        for call in range(6):
+            torch.manual_seed(call)
+            plain = attention(x).square().sum()
+            (expected,) = torch.autograd.grad(plain, x)
+            torch.manual_seed(call)
+            loss = checkpoint(model, x, use_reentrant=False).square().sum()
+            (grad,) = torch.autograd.grad(loss, x)
+            torch.testing.assert_close(grad, expected, rtol=1e-3, atol=1e-3)
+        torch.manual_seed(0)
+        for _ in range(4):
+            model(x).sum().backward()  # without hooks there is a graph
+    forwards = [row for row in pygraph.stats() if row.name == "forward"]
+    assert {row.state for row in forwards} == {"refused", "captured"}, forwards
 
 
 @also_as_shipped

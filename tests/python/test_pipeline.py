@@ -173,3 +173,11 @@ def test_branches_are_for_graphs_that_are_verified(
     monkeypatch.setattr(recorder, "record", record)
     attempt(_call(list, [torch.ones(4)], lanes=8, verify=verify_graphs))
     assert asked == [8 if verify_graphs else 1]
+
+
+def test_under_hooks_of_saved_tensors_no_graph_saves_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every result is on the CPU, as the random state of uncaptured attention is."""
+    with torch.autograd.graph.save_on_cpu():
+        result = _attempt(monkeypatch, FakeGraph(), verify_graphs=True)
+    assert result.graph is None and "hooks of saved tensors" in result.failure
+    assert _attempt(monkeypatch, FakeGraph(), verify_graphs=True).graph is not None

@@ -92,11 +92,26 @@ def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozense
     taken = result.executable_bytes + (call.pending.executable_bytes if call.pending else 0)
     if result.suspects:
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
-    verified = None if result.failure else recording.graph
-    failure = result.failure
+    failure = result.failure or _saved_elsewhere(result.outputs)
+    verified = None if failure else recording.graph
     if result.is_wrong and recording.graph.doubtful_use:
         failure += f"; {recording.graph.doubtful_use}"
     return Attempt(result.outputs, verified, failure, executable_bytes=taken)
+
+
+def _saved_elsewhere(outputs: Sequence[Any]) -> str:
+    """Why the graph must not be used where hooks of saved tensors are active; empty if it may.
+
+    Attention keeps the random state of its dropout on the CPU when it runs uncaptured, and on the GPU
+    in a graph. Activation checkpointing, which uses such hooks, raises where what two forwards save
+    differs in that, and one of them may be uncaptured. (The engine counts hooks among the switches, so
+    graphs that were recorded without them are not used under them.)
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return ""
+    if not any(isinstance(output, torch.Tensor) and output.is_cpu for output in outputs):
+        return ""
+    return "hooks of saved tensors are active, and a graph would save on the GPU what is on the CPU"
 
 
 def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
