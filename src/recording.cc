@@ -40,10 +40,23 @@ bool Recording::is_scratch(uint64_t address, uint32_t last) const {
   return last == Allocation::kNever && std::ranges::find(scratch, address) != scratch.end();
 }
 
-const Operator* Recording::operator_of(const Node& node) const {
+namespace {
+
+const Operator* find_operator(const std::vector<Operator>& operators, uint32_t position) {
   const auto found = std::ranges::partition_point(
-      operators, [&](const Operator& op) { return op.last <= node.position; });
-  return found != operators.end() && found->first <= node.position ? &*found : nullptr;
+      operators, [&](const Operator& op) { return op.last <= position; });
+  return found != operators.end() && found->first <= position ? &*found : nullptr;
+}
+
+}  // namespace
+
+const Operator* Recording::operator_of(const Node& node) const {
+  return find_operator(operators, node.position);
+}
+
+const Operator* Recording::launcher_of(const Node& node) const {
+  const Operator* inner = find_operator(inner_operators, node.position);
+  return inner != nullptr ? inner : operator_of(node);
 }
 
 void AllocationLog::allocate(uint64_t address, uint64_t size, uint32_t node_count) {

@@ -27,9 +27,15 @@
 //                             with whatever the stack held), but perhaps an address used in a way
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
 //                             which is poisoned while the graph is verified, so a use of it shows
-//     other device memory     unexplained in the same way: leftovers of the program's real tensors,
-//                             or memory of a library. It is replaced by a stand-in address, so that
-//                             a use of it shows just as well
+//     other device memory     an operator of PyTorch's own uses the tensors that it was given. If
+//                             the memory is the allocator's, and none of them lies there, it is a
+//                             leftover of the program's real tensors, left alone. In any other
+//                             kernel it may be used, and is refused
+//
+// The last rule holds for constants that nobody answers for, too. Such words are never changed, not
+// even to see whether a kernel uses them: one may be half number, half garbage. The upper bound of
+// a clamp, 9.0f, beside the upper half of a pointer that the stack held looks like an address, and
+// a graph with another bound is right until a value exceeds it.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -111,8 +117,7 @@ class Scan {
         linked_(linked),
         b_(linked.recording),
         owners_(driver, surroundings),
-        displacements_(linked.symbols),
-        stand_in_(stand_in_address(b_)) {}
+        displacements_(linked.symbols) {}
 
   void run(uint32_t first_random) {
     first_random_ = first_random;
@@ -131,7 +136,7 @@ class Scan {
 
   void scan_node() {
     const size_t relocations_before = linked_.relocations.size();
-    uses_stand_in_ = false;
+    has_leftover_ = false;
     noise_.clear();
     random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
@@ -143,8 +148,7 @@ class Scan {
     }
     const bool is_relocated = linked_.relocations.size() > relocations_before;
     check_noise(relocations_before);
-    // Only nodes with relocations get their image written back.
-    if (uses_stand_in_ && (stand_in_ == 0 || !is_relocated)) {
+    if (has_leftover_ && !is_relocated) {  // what else should the kernel work on?
       refuse("has an address among its parameters that belongs to no known memory");
     }
     if (is_relocated && !is_updatable(node_b())) {
@@ -174,7 +178,7 @@ class Scan {
                               reinterpret_cast<uint64_t>(params.dst_host)};
     for (size_t end = 0; end < ends_.size(); ++end) {
       if (ends_[end] == abi::kMemoryTypeArray) refuse("copies an array");
-      if (ends_[end] == abi::kMemoryTypeHost) judge_constant(hosts[end], 0, WordUse::kUsed);
+      if (ends_[end] == abi::kMemoryTypeHost) judge_constant(hosts[end], WordUse::kUsed);
     }
   }
 
@@ -203,7 +207,7 @@ class Scan {
     } else if (a_.address_space.contains(word_b) || b_.address_space.contains(word_b)) {
       ++linked_.unexplained_words;
     } else if (is_device_memory(driver_, word_b)) {
-      point_at_stand_in(offset);
+      judge_other_memory(word_b);
     } else {
       ++linked_.noise_words;
       noise_.push_back({offset, word_a, word_b});
@@ -232,10 +236,10 @@ class Scan {
       random_until_ = offset + static_cast<uint32_t>(kRandomStateSize);
       return;
     }
-    judge_constant(word, offset, use);
+    judge_constant(word, use);
   }
 
-  void judge_constant(uint64_t word, uint32_t offset, WordUse use) {
+  void judge_constant(uint64_t word, WordUse use) {
     const bool is_copy = node_b().kind != NodeKind::kKernel;
     using Owner = ConstantOwners::Owner;
     const ConstantOwners::Answer answer = owners_.of(word);
@@ -256,10 +260,10 @@ class Scan {
         add_foreign(answer.memory);
         break;
       case Owner::kHost:
-        doubt("uses memory of the host that the graph does not hold", offset, use);
+        doubt("uses memory of the host that the graph does not hold", word, use);
         break;
       case Owner::kCached:
-        doubt("uses memory that is no argument of its own and may be freed", offset, use);
+        doubt("uses memory that is no argument of its own and may be freed", word, use);
         break;
       case Owner::kStandIn:
         break;
@@ -273,21 +277,33 @@ class Scan {
     linked_.foreign.push_back(std::move(memory));
   }
 
-  // An address that nobody answers for. Refused, unless it may be a leftover.
-  void doubt(const std::string& reason, uint32_t offset, WordUse use) {
+  // A constant that is an address nobody answers for. Refused, unless it must be a leftover.
+  void doubt(const std::string& reason, uint64_t word, WordUse use) {
     if (use == WordUse::kUsed) refuse(reason);
-    if (linked_.doubtful_use.empty()) {
-      linked_.doubtful_use = name_of(b_, index_) + " perhaps " + reason;
-    }
-    point_at_stand_in(offset);
+    leave_alone(word, reason);
+    ++equal_words_;
   }
 
-  // So that a verification with poisoned stand-ins shows a use of the word.
-  void point_at_stand_in(uint32_t offset) {
-    std::memcpy(linked_.recording.nodes[index_].image.data() + offset, &stand_in_,
-                sizeof stand_in_);
-    ++linked_.unexplained_words;
-    uses_stand_in_ = true;
+  // A word that differs, in a larger parameter, and points at device memory that is no symbol's:
+  // of the program's tensors, or of a library, which has other memory in each call.
+  void judge_other_memory(uint64_t word) {
+    constexpr const char* kReason =
+        "has an address among its parameters that belongs to no known memory";
+    using Owner = ConstantOwners::Owner;
+    const Owner owner = owners_.of(word).owner;
+    if (owner != Owner::kCached && owner != Owner::kHeld) refuse(kReason);
+    leave_alone(word, kReason);
+  }
+
+  // A word in a larger parameter that points at memory of somebody else's.
+  void leave_alone(uint64_t word, const std::string& reason) {
+    const Operator* op = b_.launcher_of(node_b());
+    const auto is_there = [&](const Range& tensor) { return word - tensor.address <= tensor.size; };
+    const bool is_leftover =
+        op != nullptr && !op->is_foreign && std::ranges::none_of(op->arguments, is_there);
+    if (!is_leftover) refuse(reason);
+    has_leftover_ = true;
+    ++linked_.noise_words;
   }
 
   // `first`: the node's first relocation.
@@ -310,12 +326,11 @@ class Scan {
   const Recording& b_;
   ConstantOwners owners_;
   Displacements displacements_;
-  uint64_t stand_in_;
   uint32_t first_random_ = 0;
   uint32_t equal_words_ = 0;  // of the unexplained ones: equal in both recordings
   // Of the current node.
   uint32_t index_ = 0;
-  bool uses_stand_in_ = false;
+  bool has_leftover_ = false;
   uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;

@@ -32,21 +32,6 @@ std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t pos
   return std::nullopt;
 }
 
-uint64_t stand_in_address(const Recording& recording) {
-  uint64_t address = 0;
-  uint64_t size = 0;
-  const auto consider = [&](uint64_t other, uint64_t other_size) {
-    if (!recording.address_space.contains(other) || other_size < size) return;
-    address = other;
-    size = other_size;
-  };
-  for (const Range& input : recording.inputs) consider(input.address, input.size);
-  for (const Allocation& allocation : recording.allocations) {
-    consider(allocation.address, allocation.size);
-  }
-  return address;
-}
-
 std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
   std::vector<Symbol> symbols;
   for (uint32_t slot = 0; slot < a.inputs.size(); ++slot) {

@@ -31,7 +31,4 @@ std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t pos
 std::optional<uint32_t> find_random_state(const Recording& recording, const Node& node,
                                           uint32_t offset);
 
-// The start of the largest stand-in memory, or 0: much room behind it for whoever follows it.
-uint64_t stand_in_address(const Recording& recording);
-
 }  // namespace pygraph

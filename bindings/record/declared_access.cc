@@ -174,14 +174,30 @@ void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
   const std::string_view name = function.name();
   const bool is_foreign = !is_own(name);
   operators_.uses_fft_plans |= name.starts_with("aten::_fft_");
+  const bool is_inner = depth > 0 && !is_foreign && outermost_.is_foreign && inner_depth_ == 0;
   if (depth == 0) {
-    outermost_ = {};
-    outermost_.name = function.name();
-    outermost_.first = count_nodes(driver_, stream_);
+    begin(outermost_, function);
+  } else if (is_inner) {
+    begin(inner_, function);
+    inner_depth_ = depth;
+    note_arguments(inner_, function, is_foreign);
+    return;
   } else if (!is_foreign) {
     return;  // the outermost one's schema speaks for it
   }
   outermost_.is_foreign |= is_foreign;
+  inner_.is_foreign |= is_foreign;
+  note_arguments(outermost_, function, is_foreign);
+}
+
+void OperatorLog::begin(Operator& op, const at::RecordFunction& function) const {
+  op = {};
+  op.name = function.name();
+  op.first = count_nodes(driver_, stream_);
+}
+
+void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& function,
+                                 bool is_foreign) {
   const auto schema = function.operator_schema();
   const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   const bool is_described = !is_foreign && schema && schema->arguments().size() == inputs.size();
@@ -189,8 +205,8 @@ void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
     const bool is_written = !is_described || may_write(*schema, schema->arguments()[i]);
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
       if (!tensor.has_storage()) return;
-      outermost_.arguments.push_back(storage_of(tensor));
-      if (is_written) outermost_.writes.push_back(storage_of(tensor));
+      op.arguments.push_back(storage_of(tensor));
+      if (is_written) op.writes.push_back(storage_of(tensor));
     });
   }
 }
@@ -225,7 +241,13 @@ void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext*
     log.listed_.last = count_nodes(log.driver_, log.stream_);
     if (log.is_known_) log.operators_.listed.push_back(std::move(log.listed_));
   }
-  if (--log.depth_ > 0) return;
+  --log.depth_;
+  if (log.inner_depth_ > 0 && log.depth_ == log.inner_depth_) {
+    log.inner_.last = count_nodes(log.driver_, log.stream_);
+    log.operators_.inner.push_back(std::move(log.inner_));
+    log.inner_depth_ = 0;
+  }
+  if (log.depth_ > 0) return;
   log.outermost_.last = count_nodes(log.driver_, log.stream_);
   log.operators_.all.push_back(std::move(log.outermost_));
 }
@@ -236,6 +258,7 @@ void declare_accesses(Recording& recording, RecordedOperators operators,
     throw NotRelocatable("what an operator writes is not known: " + operators.failure);
   }
   recording.operators = std::move(operators.all);
+  recording.inner_operators = std::move(operators.inner);
   for (uint32_t i = 0; i < operators.listed.size(); ++i) {
     declare_operator(recording, std::move(operators.listed[i]), i);
   }

@@ -37,6 +37,7 @@ struct RecordedOperator {
 // The operators of one recording.
 struct RecordedOperators {
   std::vector<Operator> all;             // the outermost ones
+  std::vector<Operator> inner;           // PyTorch's own that others call
   std::vector<RecordedOperator> listed;  // alone, or inside of others
   bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
   std::string failure;                   // why they are not complete; empty if they are
@@ -55,6 +56,8 @@ class OperatorLog {
 
  private:
   void enter_any(const at::RecordFunction& function, int depth);
+  void begin(Operator& op, const at::RecordFunction& function) const;
+  static void note_arguments(Operator& op, const at::RecordFunction& function, bool is_foreign);
   void enter_listed(const at::RecordFunction& function);
   static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
   static void leave(const at::RecordFunction& function, at::ObserverContext* context);
@@ -64,6 +67,8 @@ class OperatorLog {
   Range space_;
   int depth_ = 0;  // of operators inside of each other
   Operator outermost_;
+  int inner_depth_ = 0;  // where the inner one is that has been entered; 0: none has
+  Operator inner_;
   int listed_depth_ = 0;
   bool is_known_ = false;  // what the outermost listed one writes
   RecordedOperator listed_;

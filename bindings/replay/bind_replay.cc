@@ -100,8 +100,6 @@ void bind_captured_graph(py::module_& m) {
       .def_property_readonly(
           "unexplained_words",
           [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
-      .def_property_readonly("doubtful_use",
-                             [](const CapturedGraph& graph) { return graph.linked().doubtful_use; })
       .def_property_readonly("nodes_with_known_accesses",
                              [](const CapturedGraph& graph) {
                                return std::ranges::count_if(graph.linked().recording.nodes,

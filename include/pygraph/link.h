@@ -99,15 +99,13 @@ struct LinkedGraph {
   std::vector<Region> regions;
   std::vector<DonatedInput> donated;        // that something was placed in
   std::vector<OutputPlacement> placements;  // by output slot
-  uint32_t noise_words = 0;  // differing words that are no addresses (uninitialised padding)
-  // Words that differ, belong to no symbol, and yet are addresses of device memory: padding with
-  // leftovers of the allocator, or addresses that PyGraph does not understand. They point at
-  // stand-ins (those that did not were made to), so only a verification with poisoned stand-ins
-  // may accept such a graph.
+  // Words of uninitialised padding: those that differ and are no addresses, and addresses of
+  // memory that their operator was not given.
+  uint32_t noise_words = 0;
+  // Addresses of stand-ins that belong to no symbol: padding with leftovers of the allocator, or
+  // addresses that PyGraph does not understand. Only a verification with poisoned stand-ins may
+  // accept such a graph.
   uint32_t unexplained_words = 0;
-  // The first of them whose memory nobody answers for (constants.h): which node perhaps uses it, in
-  // words. Empty: there is none.
-  std::string doubtful_use;
   // Memory of others that the graph uses where it is: check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
   // Most nodes that may run at a time. Beyond 1, the recording's edges are not those of the graph

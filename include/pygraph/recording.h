@@ -130,11 +130,16 @@ struct Recording {
   std::vector<uint64_t> scratch;
   Range address_space;              // all stand-in addresses of this recording lie here
   std::vector<Operator> operators;  // as they were called; none inside of another one
+  // The framework's own operators that others call: what these give them is known, too.
+  std::vector<Operator> inner_operators;
 
   // Whether the allocation at this address, freed where `last` says, is scratch memory.
   bool is_scratch(uint64_t address, uint32_t last) const;
   // The operator that captured the node, or null if none is known.
   const Operator* operator_of(const Node& node) const;
+  // The one whose arguments tell which memory the node was given: an inner operator, or else
+  // operator_of().
+  const Operator* launcher_of(const Node& node) const;
 };
 
 // Reads nodes and edges of `graph`, child graphs included. Throws NotRelocatable for a kind of node

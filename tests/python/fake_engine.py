@@ -41,7 +41,6 @@ class FakeGraph(Base):
     relocations = 4
     symbols = 2
     unexplained_words = 0
-    doubtful_use = ""
     output_bytes = 0
     workspace_bytes = 0
     block_bytes = 0

@@ -145,19 +145,15 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
     assert second.graph is graphs[0]
 
 
-@pytest.mark.parametrize("use", ["", "operator my::op, node 0, a copy perhaps uses other memory"])
-def test_a_graph_that_does_something_else_is_refused_with_what_it_perhaps_uses(
-    monkeypatch: pytest.MonkeyPatch, use: str
-) -> None:
+def test_a_graph_that_does_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(request: Request) -> Recording:
-        return Recording(FakeGraph(doubtful_use=use), StandIns(is_untouched=False), [])
+        return Recording(FakeGraph(), StandIns(is_untouched=False), [])
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
     result = attempt(_call(add_one, [torch.ones(4)]))
     assert result.graph is None
     assert result.failure.startswith("verification failed")
-    assert result.failure.endswith(f"; {use}" if use else "it was recorded with")
 
 
 @pytest.mark.parametrize("verify_graphs", [True, False])

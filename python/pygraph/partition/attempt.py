@@ -94,8 +94,6 @@ def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozense
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
     failure = result.failure or _saved_elsewhere(result.outputs)
     verified = None if failure else recording.graph
-    if result.is_wrong and recording.graph.doubtful_use:
-        failure += f"; {recording.graph.doubtful_use}"
     return Attempt(result.outputs, verified, failure, executable_bytes=taken)
 
 
