@@ -26,13 +26,14 @@ def _graphs() -> list[Any]:
 
 
 def _check(function: Any, *inputs: Any, calls: int = 20) -> None:
-    """Replays have the bits of the uncaptured run, for other inputs at each call."""
-    expected_function = torch.compile(function)
+    """Replays have the bits of the same code's uncaptured run, for other inputs at each call. (Another
+    compilation may tune its kernels in another way.)"""
     model = compiled(function, options={"pygraph.select": "always"})
     with torch.no_grad():
         for _ in range(calls):
             args = [torch.randn_like(x) for x in inputs]
-            expected = expected_function(*[x.clone() for x in args])
+            with runtime.uncaptured():
+                expected = model(*[x.clone() for x in args])
             result = model(*args)
             torch.testing.assert_close(result, expected, rtol=0, atol=0)
 

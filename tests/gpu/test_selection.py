@@ -28,7 +28,7 @@ def auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 # Host and GPU seconds per call, by variant: what a trial is told, whatever the machine's load is.
 _HOST_IS_THE_LIMIT = {UNCAPTURED: (3e-4, 5e-5), REPLAYED: (1e-5, 5e-5)}
-_GPU_IS_THE_LIMIT = {UNCAPTURED: (5e-5, 1e-3), REPLAYED: (1e-5, 1e-3)}
+_GPU_IS_THE_LIMIT = {UNCAPTURED: (1e-5, 1e-3), REPLAYED: (1e-5, 1e-3)}
 
 
 @pytest.fixture(autouse=True)
