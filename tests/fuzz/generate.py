@@ -95,7 +95,7 @@ def _settings(program: Program, rng: random.Random, mode: str) -> dict[str, Any]
         "frees": rng.random() < 0.9,
         "hints": rng.choice(["exact", "exact", "none"]),
         "shipped": rng.random() < 0.03,
-        "mode": rng.choices(["plain", "streams", "thread", "concurrent"], [12, 1, 1, 1])[0],
+        "mode": rng.choices(["plain", "streams", "thread", "concurrent"], [9, 2, 2, 2])[0],
         "lanes": rng.choice([8, 8, 1]),
         "away": rng.random() < 0.3,
     }

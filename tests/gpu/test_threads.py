@@ -12,6 +12,9 @@ import torch
 
 import pygraph
 from pygraph import runtime
+from pygraph.options import Options
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import PartitionInfo
 
 from .support import assert_same, captured, compiled, randn, refusals, watchdog
 
@@ -344,3 +347,34 @@ def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:
         stop.set()
         thread.join()
     assert ticks[0] > 100
+
+
+def test_bounds_that_lie_beside_garbage_in_a_kernels_parameters() -> None:
+    """The upper bound of clamp is half a word. The other half is padding, in new threads often the upper
+    half of a pointer, beside which 9.0 looks like an address."""
+
+    def function(args: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        (x,) = args
+        args.clear()
+        return (x.clamp(-9, 9) * (x + 1).clamp(-2, 2), (x.abs() / 3).sort(-1).values.clamp(-9, 9))
+
+    nothing = frozenset[int]()
+    info = PartitionInfo("test", "inference", 0, 1, True, nothing, nothing, (), nothing)
+    large = torch.linspace(-50, 50, 64, device="cuda")
+    small = large / 100
+    expected = function([large.clone()])
+    keep = [torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    for _ in range(30):
+        partition = Partition(function, info, Options(select="always"))
+
+        def work(partition: Partition = partition) -> None:
+            for _ in range(4):
+                partition.callable([small.clone()])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert captured(), pygraph.stats()
+        for result, value in zip(partition.callable([large.clone()]), expected, strict=True):
+            assert torch.equal(result, value)
+    del keep
