@@ -350,8 +350,8 @@ def test_pythons_lock_is_free_while_a_recording_waits_for_the_gpu() -> None:
 
 
 def test_bounds_that_lie_beside_garbage_in_a_kernels_parameters() -> None:
-    """The upper bound of clamp is half a word. The other half is padding, in new threads often the upper
-    half of a pointer, beside which 9.0 looks like an address."""
+    """The upper bound of clamp is half a word. The other half is padding, in new threads often the
+    upper half of a pointer, beside which 9.0 looks like an address."""
 
     def function(args: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         (x,) = args

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from pygraph import options
+from pygraph.torch_patches.table import PATCHES
 
 
 def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "max_graphs": 256,
         "lanes": 8,
         "transforms": options.TRANSFORMS,
-        "patches": "exact",
+        "patches": frozenset(patch.name for patch in PATCHES if patch.exact),
         "record_capacity_gib": 1024,
     }
     assert config.inductor == {}
