@@ -1,6 +1,6 @@
 """Kernels of Inductor's that read what they overwrite, with tiles of fewer elements than threads.
 
-Without barriers such kernels may give wrong results (docs/inductor-race.md), captured or not.
+Without barriers such kernels may give wrong results (docs/explanation/inductor-race.md), captured or not.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Pipeline:
 
     def _give_memory_back(self, at_stake: int) -> None:
         """What verification has left. A graph that is used already does not ask at its next call, so
-        part of it goes at once; but not where an inference's result is alive (docs/design.md)."""
+        part of it goes at once; but not while an inference's result is alive (docs/explanation/memory.md)."""
         with runtime.harmless("giving memory back"):
             allocator.give_back_at_next_call(after=at_stake)
             if self.host.info.kind != "inference":

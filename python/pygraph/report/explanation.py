@@ -1,4 +1,4 @@
-"""The report as data. Its JSON form, :meth:`Report.to_dict`, is documented in docs/explain.md."""
+"""The report as data. Its JSON form, :meth:`Report.to_dict`, is documented in docs/reference/report.md."""
 
 from __future__ import annotations
 
