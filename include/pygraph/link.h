@@ -103,8 +103,9 @@ struct LinkedGraph {
   // Words of uninitialised padding: words that differ and are no addresses, and addresses of memory
   // that the operator was not given.
   uint32_t noise_words = 0;
-  // Addresses of stand-ins that belong to no symbol: leftovers in padding, or addresses that PyGraph
-  // does not understand. Only a verification with poisoned stand-ins may accept such a graph.
+  // Addresses of stand-ins that belong to no symbol: leftovers in padding, or addresses that
+  // PyGraph does not understand. Only a verification with poisoned stand-ins may accept such a
+  // graph.
   uint32_t unexplained_words = 0;
   // Foreign memory that the graph uses; to be checked by check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;

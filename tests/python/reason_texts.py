@@ -16,7 +16,8 @@ _PYTHON_CALLS = {
 }
 _PYTHON_NAMES = {"failure", "reason"}
 _PYTHON_FUNCTIONS = {
-    *("describe_failure", "_describe", "_reason", "_note_uncapturable", "unavailable_reason"),
+    *("describe_failure", "_describe", "_reason", "_note_uncapturable", "_saved_elsewhere"),
+    "unavailable_reason",
 }
 _PYTHON_FOLDERS = ("partition", "record", "report", "select", "verify")
 _PYTHON_FILES = ("engine.py", "runtime.py")
@@ -25,7 +26,7 @@ _CPP_CALLS = re.compile(
     r"\b(?:NotRelocatable|MemoryGone|PlansDropped|DriverError|runtime_error|refuse|doubt|differ|unsupported)"
     r"\((?P<text>(?:\"(?:[^\"\\]|\\.)*\"|[^;\"])*)\)?;",
 )
-_CPP_NAMES = re.compile(r"\b(?:kDiffers\b[^=;]*|failure|doubtful_use) =(?P<text>[^;]*);", re.DOTALL)
+_CPP_NAMES = re.compile(r"\b(?:kDiffers\b[^=;]*|failure) =(?P<text>[^;]*);", re.DOTALL)
 _CPP_LITERALS = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\s*"((?:[^"\\]|\\.)*)")?')
 _COMMENT = re.compile(r"//[^\n]*")
 
