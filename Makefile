@@ -51,7 +51,7 @@ sanitize: $(READY)
 	cmake -S . -B build/tsan $(GENERATOR) -DPYGRAPH_SANITIZE=thread
 	cmake --build build/tsan && ctest --test-dir build/tsan --output-on-failure -j 2
 
-# Random programs for so many seconds, each part; see docs/fuzzing.md. The second part needs a GPU; it
+# Random programs for so many seconds, each part; see docs/explanation/fuzzing.md. The second part needs a GPU; it
 # is continued with SEED set to the seed that it names at its end.
 SECONDS ?= 60
 COUNT ?= 1000000

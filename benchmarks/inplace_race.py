@@ -1,4 +1,4 @@
-"""What the barriers in Inductor's kernels cost (docs/inductor-race.md), beside other remedies.
+"""Cost of barriers in Inductor's kernels, and of other remedies (docs/explanation/inductor-race.md).
 
 Programs whose kernels overwrite what they read, each compiled three times: as Inductor does it, with
 barriers, and without in-place buffers (which leaves inputs that a program writes unprotected). The same

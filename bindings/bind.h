@@ -1,4 +1,5 @@
-// One function per folder, which gives Python what the folder has; module.cc calls them in order.
+// One function per folder, which binds the folder's functions and types; module.cc calls them in
+// order.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// Between Python's objects and C++, for the files that bind.
+// Conversions between Python objects and C++, for the bindings.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace pygraph::bindings {
 
-// Takes over a new reference. Throws the Python error that is set where there is none.
+// Takes over a new reference. Throws the Python error that is set if it is null.
 inline pybind11::object steal(PyObject* object) {
   if (object == nullptr) throw pybind11::error_already_set();
   return pybind11::reinterpret_steal<pybind11::object>(object);

@@ -1,5 +1,5 @@
-// Gives Python's lock up for a while, as whoever waits for the GPU, or for a thread that does,
-// must: the GPU may be waiting for a host callback that is written in Python.
+// Releases Python's lock in a scope. Required before waiting for the GPU, or for a thread that
+// waits for it: the GPU may be waiting for a host callback that is written in Python.
 #pragma once
 
 #include <Python.h>
@@ -8,7 +8,7 @@ namespace pygraph::bindings {
 
 class WithoutPythonLock {
  public:
-  // Does nothing where the thread does not hold the lock.
+  // Does nothing if the thread does not hold the lock.
   WithoutPythonLock() : state_(PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}
   ~WithoutPythonLock() {
     if (state_ != nullptr) PyEval_RestoreThread(state_);

@@ -1,9 +1,9 @@
-// Which nodes of a recorded chain may run beside each other.
+// Branches: which nodes of a recorded chain may run at the same time.
 //
-// A stream runs one kernel after the other, needed or not: the projections to queries, keys and
-// values read one tensor and write three, and yet each waits for the one before, while most of the
-// GPU idles. Where the recorder declared what the nodes access (Node::has_known_accesses), a node
-// only has to wait for those whose results it uses, and for those that use what it overwrites:
+// A stream runs one kernel after the other. The projections to queries, keys and values read one
+// tensor and write three; on a stream each waits for the one before, while most of the GPU is idle.
+// If the nodes' accesses are known (Node::has_known_accesses), a node has to wait only for nodes
+// whose results it uses, and for nodes that use memory which it overwrites:
 //
 //     LN -> Q -> K -> V -> attention             LN -+-> Q -+-> attention
 //                                                    +-> K -+

@@ -1,5 +1,5 @@
 // Numbers among a kernel's parameters that were computed from addresses: a difference of two
-// pointers, or an address divided by the size of an element. No relocation could follow them.
+// pointers, or an address divided by the size of an element. A relocation cannot represent them.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct Number {
   uint64_t word_b = 0;
 };
 
-// For the reason of a refusal: where it is, and both values.
+// Its place and both values, for the reason of a refusal.
 std::string describe(const Number& number);
 
 // Recognises numbers that were computed from addresses. Each symbol's address differs between the
-// recordings by another number, its displacement; what was computed from addresses differs by what
-// can be computed from displacements, and lies where the same computation leads from the addresses
-// themselves. (Both must hold: displacements are so many that one alone explains, by chance, what
-// two pointers to memory of the host differ by.)
+// recordings by a distinct number, its displacement. A number computed from addresses differs by
+// the same computation on the displacements, and its value is that computation on the addresses.
+// Both must hold, because with many displacements one of them may match the difference of two host
+// pointers by chance.
 class Displacements {
  public:
   explicit Displacements(const std::vector<Symbol>& symbols);

@@ -1,9 +1,9 @@
-// Uses of memory that no relocation shows.
+// Uses of memory that do not appear as relocations.
 //
-// A kernel may store an address, or compute on one, for a later kernel to take from memory.
-// PyTorch's own operators do no such thing from one operator to the next (but within one: products
-// of groups and batched solvers make tables of addresses), and the compiler's kernels never do. Of
-// what others do nothing is known: whatever one of them was given, each later one may use.
+// A kernel may store an address in device memory, which a later kernel reads. PyTorch's own
+// operators do so only within one operator (grouped products and batched solvers make tables of
+// addresses), and the compiler's kernels never do. For all other kernels it is assumed that each
+// may use all memory that an earlier one was given.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace pygraph {
 
 struct HiddenUse {
-  uint32_t begin = Allocation::kNever;  // the position from which on the address may be known
-  uint32_t end = 0;  // one past the last node that may use it; 0: nobody knows it
+  uint32_t begin = Allocation::kNever;  // the position from which on an address of it may be stored
+  uint32_t end = 0;  // one past the last node that may use it; 0: no address is stored
 };
 
 // By symbol.

@@ -9,9 +9,10 @@
 
 namespace pygraph {
 
-// In a chain: those whose lifetimes overlap. In a graph with branches, lifetimes are intervals of
-// an order that nobody keeps; there, one may follow another if all nodes that use the other have
-// ended when any that uses it begins. A node that nothing is known of may use whatever is alive.
+// In a chain: allocations whose lifetimes overlap. In a graph with branches the recorded order is
+// not kept, so lifetimes are not sufficient; there, an allocation may reuse the memory of another
+// one if all nodes that use the other have ended when the first node that uses it begins. A node
+// without known accesses may use all memory that is alive.
 class Interference {
  public:
   // Lifetimes must be final. Keeps references.

@@ -1,4 +1,4 @@
-// What is known to have ended when a node of a graph begins.
+// The order of execution: which nodes have ended when a node begins.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .
 // one that was launched with programmatic stream serialization starts before its predecessor ends.
 // Such nodes form a step with their predecessors, and begin_of is where the step begins. When the
 // next step starts, every node of the ones before has ended: the capture leaves it with one edge,
-// from the last of them, and everything that frees memory in stream order, PyTorch's allocator
-// among it, relies on a stream's work being complete where its last kernel is.
+// from the last of them, and everything that frees memory in stream order, such as PyTorch's
+// allocator, relies on a stream's work being complete when its last kernel is.
 //
 // In a graph with branches (branches.h), a node does not wait for all nodes before it; `ended` says
 // for which, by position.

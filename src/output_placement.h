@@ -14,7 +14,7 @@ struct Uses {
   std::vector<uint32_t> output_begin;  // by output: the step of its first use
 };
 
-// Less is not worth it: every place that moves between calls costs host time.
+// Smaller pieces do not pay: each address that changes between calls costs host time.
 constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
 
 // Fills `linked.placements`.

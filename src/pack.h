@@ -10,8 +10,7 @@
 
 namespace pygraph {
 
-// A place for something larger by more than a half would keep too much memory from being freed for
-// as long as the output lives.
+// A place that is larger by more than a half would keep too much memory alive with the output.
 constexpr bool is_about_as_large(uint64_t place, uint64_t output) {
   return place / 3 <= output / 2;
 }

@@ -1,4 +1,4 @@
-// Where the memory of a linked graph lives; see plan_memory.cc.
+// Places the memory of a linked graph; see plan_memory.cc.
 #pragma once
 
 #include <optional>

@@ -6,8 +6,8 @@
 namespace pygraph {
 
 // Gives each operator that uses scratch memory (Recording::scratch) a symbol of its own in its
-// place, as processors rename registers: operators that share nothing else can then run at a time.
-// Scratch that a node outside of any operator uses too stays as it is.
+// place, as processors rename registers. Operators that share nothing else can then run at the same
+// time. Scratch memory that a node outside of operators uses as well is not renamed.
 void split_scratch(LinkedGraph& linked);
 
 }  // namespace pygraph

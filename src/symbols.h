@@ -13,7 +13,8 @@ namespace pygraph {
 // recordings. Throws NotRelocatable where an output is no allocation of its own.
 std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b);
 
-// Which memory a word may point to, by the memory's lifetime and the node that has the word.
+// The rules by which a word may point to memory, depending on the memory's lifetime and the word's
+// node.
 enum class Match : uint8_t { kAlive, kJustFreed, kEndOfAlive, kFreed };
 
 // A word's symbol, and how far into it the word points.

@@ -1,4 +1,4 @@
-// What a kernel does with the words of its parameters, as far as their layout tells.
+// The use of the words of a kernel's parameters, as far as their layout shows.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 namespace pygraph {
 
 enum class WordUse : uint8_t {
-  kUsed,     // it is a parameter, or the address of a copy or fill
-  kPerhaps,  // it lies in a larger parameter, whose padding holds leftovers
-  kNumber,   // it is made of several parameters: no address
+  kUsed,     // a parameter of its own, or the address of a copy or fill
+  kPerhaps,  // part of a larger parameter, whose padding holds leftovers
+  kNumber,   // spans several parameters, so it is no address
 };
 
 // Where a kernel's parameters lie in its image; empty if the driver does not say.

@@ -1,8 +1,8 @@
-// What PyTorch's allocator does on this thread while a recording is made.
+// The allocations of PyTorch's allocator on this thread during a recording.
 //
 // Two hooks, both thread-local in effect: the allocator reports every block that it hands out or
 // takes back (c10::MemoryReportingInfoBase, the profiler's interface), and a memory pool whose
-// segments come from an AddressSpace instead of cudaMalloc (torch.cuda.MemPool with a pluggable
+// segments come from an AddressSpace, not from cudaMalloc (torch.cuda.MemPool with a pluggable
 // allocator; see pygraph_record_allocate below).
 #pragma once
 

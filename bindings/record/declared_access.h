@@ -1,6 +1,6 @@
-// What recorded kernels access, as far as somebody says so: the schema of the operator that
-// launched them, or the compiler that made them. The engine lets nodes run beside each other by
-// this (Node::has_known_accesses; src/branches.h).
+// The known accesses of recorded kernels: from the schema of the operator that launched them, or
+// from the compiler that generated them. The engine derives branches from them
+// (Node::has_known_accesses; src/branches.h).
 //
 // Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
 // interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
@@ -8,7 +8,7 @@
 // addresses among the kernels' parameters are leftovers: large structs are launched with whatever
 // their padding held.
 //
-// Triton kernels of Inductor's: each says, parameter by parameter, whether it is only read.
+// Inductor's Triton kernels: the compiler states for each parameter whether it is only read.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -76,8 +76,8 @@ class OperatorLog {
   at::CallbackHandle handle_;
 };
 
-// Marks what is known of the recording's nodes. `kernels`: by the address of their function. Throws
-// NotRelocatable where the operators are not complete.
+// Sets the known accesses of the recording's nodes. `kernels`: by the address of their function.
+// Throws NotRelocatable where the operators are not complete.
 void declare_accesses(Recording& recording, RecordedOperators operators,
                       const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 

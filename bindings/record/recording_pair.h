@@ -21,7 +21,7 @@ namespace pygraph::bindings {
 class RecordingPair {
  public:
   // `arguments` is the real argument list. Throws NotRelocatable for arguments that graphs cannot
-  // take, DriverError where stand-in addresses cannot be had.
+  // take, DriverError if stand-in addresses cannot be reserved.
   RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity);
   ~RecordingPair();
   RecordingPair(const RecordingPair&) = delete;
@@ -47,12 +47,13 @@ class RecordingPair {
   std::vector<uint32_t> may_write() const;
   std::vector<uint32_t> returned() const;
 
-  // Before link(): memory that the function reaches by itself and that graphs are to hold, and how
-  // to ask what PyTorch's allocator owns.
+  // Before link(): tensors that the function refers to, which graphs must hold, and a function that
+  // returns the memory of PyTorch's allocator.
   void set_surroundings(std::vector<at::Tensor> held, std::function<std::vector<Range>()> cached);
 
-  // Somebody still holds these pieces of memory, which were allocated in recording `index`: they
-  // stay valid until the process ends. Says who allocated them. The pair is good for nothing more.
+  // Keeps these pieces of memory valid until the process ends, because an operator still holds
+  // them. They were allocated in recording `index`. Returns the name of the operator that allocated
+  // them. The pair cannot be used afterwards.
   std::string retain(int index, const std::vector<Range>& pieces);
 
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
@@ -64,8 +65,8 @@ class RecordingPair {
   // Whether the tensor lies at a stand-in address of the current recording.
   bool is_recorded(const at::Tensor& tensor) const;
 
-  // For verification: poison what unrelocated addresses would reach, and see whether one was
-  // written.
+  // For verification: poisons the memory that missed addresses would reach, and checks whether it
+  // was written.
   void poison();
   bool untouched();
 

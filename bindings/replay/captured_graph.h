@@ -25,15 +25,15 @@
 
 namespace pygraph::bindings {
 
-// Somebody holds an argument whose memory the graph was to use. What it does without that memory
-// has not been verified, so such a call goes uncaptured.
+// The program still holds an argument whose memory the graph would use. The graph is not verified
+// without that memory, so the call runs uncaptured.
 class NotGivenAway : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Nothing of the graph can be launched on the call's stream without waiting for another stream's
-// work (see stream_slots.h). The call runs uncaptured; later ones may replay again.
+// The graph cannot be launched on the call's stream without waiting for another stream's work (see
+// stream_slots.h). The call runs uncaptured; later ones may replay again.
 class StreamNotReady : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -56,16 +56,17 @@ class CapturedGraph {
   // Whether the graph may be replayed for these arguments, under these switches.
   bool matches(PyObject* arguments, const Switches& switches) const;
 
-  // Gives its room in the streams' workspaces back; the next replay takes what it needs.
+  // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
-  // A replay found no memory: what the graph keeps is for the uncaptured run. Where that happens
-  // again and again, the graph rests (memory_back_off.h).
+  // To be called when a replay found no memory: releases the graph's memory for the uncaptured run.
+  // If it happens often, the graph rests (memory_back_off.h).
   void note_no_room();
-  // Whether the call is to go uncaptured: `failure` says why. Counts calls where the graph rests.
+  // Whether the call must run uncaptured; `failure` is the reason. Counts calls while the graph
+  // rests.
   bool is_out_of_use();
 
-  // The graph is to stay: takes its room on the current stream, and lets the workspace settle.
-  // Throws as replay() does.
+  // Prepares a graph that is to stay: takes its share of the current stream's workspace, and moves
+  // the workspace to its final place. Throws like replay().
   void defragment_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
@@ -76,18 +77,18 @@ class CapturedGraph {
   // (see donation.h). 0: none is. `poison`: a byte that fills fresh outputs first, for
   // verification, and internal memory is filled with ones; -1 for none. Only with poison,
   // and where no argument is given away, does a graph that uses their memory use other memory.
-  // `generator`: takes the place of the device's default generator, which is left alone.
+  // `generator`: used in place of the device's default generator, which is not changed.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
                    const std::optional<at::Generator>& generator = std::nullopt);
 
   const LinkedGraph& linked() const { return executable().linked(); }
   const ExecutableGraph& executable() const { return *replicas_.front()->executable; }
   c10::Device device() const { return device_; }
-  // What a launch takes, and which arguments it may overwrite.
+  // The memory that a launch allocates, and the arguments that it may overwrite.
   const MemoryPlan& plan() const { return plan_; }
-  // Where a replay's random numbers come from; empty if it draws none.
+  // The sources of a replay's random numbers; empty if it draws none.
   std::vector<int> random_arguments() const { return random_.arguments(); }
-  // Whether the next call is to be audited instead of replayed (python/pygraph/partition/audit.py).
+  // Whether the next call is to be audited, and not replayed (python/pygraph/partition/audit.py).
   bool is_audit_due() const { return replays >= audit_at; }
 
   // Counters for the report; written without Python's lock.
@@ -101,7 +102,7 @@ class CapturedGraph {
   std::string failure;  // why the graph is not used, for good or while it rests; empty if it is
 
  private:
-  // What launches on one stream write to.
+  // The memory and executable that launches on one stream write to.
   struct Replica {
     std::unique_ptr<ExecutableGraph> executable;
     std::shared_ptr<Workspace> workspace;
@@ -111,8 +112,8 @@ class CapturedGraph {
     void release() noexcept;
   };
 
-  // What serves the current stream, `stream`; hold the lock. Throws StreamNotReady, DriverError,
-  // c10::OutOfMemoryError.
+  // The replica for the current stream, `stream`; hold the lock. Throws StreamNotReady,
+  // DriverError, c10::OutOfMemoryError.
   Replica& replica_for(CallStream stream, size_t& slot);
   static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
                                                              LinkedGraph linked);

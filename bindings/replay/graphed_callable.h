@@ -1,8 +1,8 @@
-// The callable that stands in a compiled program where a graph partition's function was.
+// The callable that replaces a partition's function in a compiled program.
 //
 // Called with one argument list, as Inductor calls its partitions. If a captured graph matches, the
 // call is a replay: no Python runs between the list coming in and the outputs going out. Otherwise
-// it goes to a Python function that decides (run uncaptured, or record).
+// a Python function decides (run uncaptured, or record).
 #pragma once
 
 #include <Python.h>
@@ -18,12 +18,12 @@
 
 namespace pygraph::bindings {
 
-// What was decided for one signature of the arguments.
+// The decision for one signature of the arguments.
 struct Decision {
   std::shared_ptr<CapturedGraph> graph;  // null: such calls run uncaptured
   std::vector<Argument> arguments;       // that run uncaptured; a graph has its own
   Switches switches;                     // alike
-  // The decision is checked again after so many calls (0: never), of which `calls` were made.
+  // The number of calls after which the decision is rechecked (0: never); `calls` were made so far.
   uint64_t calls_per_recheck = 0;
   uint64_t calls = 0;
 
@@ -34,15 +34,15 @@ struct GraphedCallable {
   PyObject_HEAD vectorcallfunc vectorcall;
   // Runs the function uncaptured: takes the argument list, returns the outputs.
   PyObject* uncaptured;
-  // Called with the argument list when nothing is decided for such arguments, or the decision is
-  // due for a recheck, or the graph for an audit; returns the outputs.
+  // Called with the argument list if there is no decision for such arguments, or if a recheck or an
+  // audit is due; returns the outputs.
   PyObject* miss;
   int device;
   // Each most recently used first.
   std::vector<Decision>* graphs;
   std::vector<Decision>* uncaptured_decisions;
-  // By hash of the signature: seconds of host time that calls like this still run uncaptured for,
-  // before anything is asked.
+  // By hash of the signature: seconds of host time for which such calls still run uncaptured,
+  // without calling Python.
   std::unordered_map<size_t, double>* waiting;
 };
 
@@ -62,9 +62,9 @@ enum class ReplayStatus : uint8_t {
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders);
 
-// While it exists, calls of `callable` from this thread go uncaptured unasked. For what is called
-// in the place of a shortcut that was told kUncaptured: it ends at the same callable, which would
-// try, and count, the call once more.
+// While it exists, calls of `callable` from this thread run uncaptured without a decision. For the
+// function that is called after a shortcut got kUncaptured: it ends at the same callable, which
+// would otherwise decide about, and count, the call once more.
 class ForceUncaptured {
  public:
   explicit ForceUncaptured(const GraphedCallable* callable);  // null: nothing changes
@@ -76,7 +76,7 @@ class ForceUncaptured {
   const GraphedCallable* before_;
 };
 
-// Empties the argument list, as compiled functions do: inputs that nobody else holds are freed, in
+// Empties the argument list, as compiled functions do: inputs that nothing else holds are freed, in
 // stream order. Returns `outputs`, or null with an error set.
 PyObject* clear_list(PyObject* list, PyObject* outputs);
 
@@ -88,14 +88,15 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
                                                       size_t limit, uint64_t calls_per_recheck);
 void remove_graph(PyObject* callable, const CapturedGraph* graph);
-// Lets calls with arguments like these run uncaptured without asking, until a recheck is due.
+// Lets calls with arguments like these run uncaptured, without calling Python, until a recheck is
+// due.
 void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck);
 void clear_uncaptured_decisions(PyObject* callable);
-// Lets calls of this signature (as of signature_of) run uncaptured without asking, until they have
-// taken `seconds` of host time. Two signatures of one hash would share the time, which does no
-// harm.
+// Lets calls of this signature (from signature_of) run uncaptured, without calling Python, until
+// they have used `seconds` of host time. Two signatures with one hash share the time, which is
+// harmless.
 void wait(PyObject* callable, std::string_view signature, double seconds);
-// What is left of that time; 0 if there is none.
+// The rest of that time; 0 if there is none.
 double waiting_seconds(PyObject* callable, std::string_view signature);
 void clear_waiting(PyObject* callable);
 // Forgets all decisions.

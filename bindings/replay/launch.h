@@ -10,7 +10,7 @@
 
 namespace pygraph::bindings {
 
-// What one replay works with.
+// The state of one replay.
 struct Launch {
   CallStream stream;
   std::vector<uint64_t> addresses;    // by slot

@@ -4,12 +4,12 @@
 
 namespace pygraph::bindings {
 
-// When a graph whose replays find no memory is to rest, as each try may make PyTorch's allocator
-// empty its caches: where that happens three times in a row, or at more than one call in three, for
-// 1000 calls, then for four times as many. Not thread-safe.
+// Decides when a graph whose replays find no memory rests, because each try may make PyTorch's
+// allocator empty its caches. It rests for 1000 calls after three failures in a row, or failures at
+// more than one call in three; each further rest is four times as long. Not thread-safe.
 class MemoryBackOff {
  public:
-  // A replay found no memory. Returns whether the graph rests from now on.
+  // Notes a replay that found no memory. Returns whether the graph rests from now on.
   bool note_no_room() {
     level_ += 2;
     if (level_ < kLimit) return false;
@@ -21,7 +21,7 @@ class MemoryBackOff {
   void note_replay() {
     if (level_ > 0) --level_;
   }
-  // A call that goes uncaptured. Returns whether it was the last one of a rest.
+  // Notes an uncaptured call. Returns whether it was the last one of a rest.
   bool note_uncaptured_call() { return calls_to_rest_ > 0 && --calls_to_rest_ == 0; }
 
  private:

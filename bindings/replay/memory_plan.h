@@ -1,5 +1,5 @@
-// Where the memory of a graph's launches comes from: which arguments' memory it takes over, and
-// what it asks PyTorch's allocator for.
+// The sources of memory for a graph's launches: the arguments whose memory it takes over, and the
+// allocations from PyTorch's allocator.
 #pragma once
 
 #include <Python.h>

@@ -32,9 +32,9 @@ class RandomNumbers {
   // By source; none where no numbers are drawn. `instead`: takes the default generator's place.
   std::vector<at::Generator> generators(PyObject* arguments, c10::Device device,
                                         const std::optional<at::Generator>& instead) const;
-  // Advances the generators, and returns where they stood. Thread-safe.
+  // Advances the generators, and returns their offsets before. Thread-safe.
   std::vector<PhiloxPosition> reserve(const std::vector<at::Generator>& generators) const;
-  // Takes that back: the launch did not happen. Thread-safe.
+  // Undoes the reservation of a launch that did not happen. Thread-safe.
   void unreserve(const std::vector<at::Generator>& generators,
                  const std::vector<PhiloxPosition>& positions) const;
 

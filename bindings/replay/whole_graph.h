@@ -2,10 +2,10 @@
 //
 // Inductor calls a graph through Python: check the alignment of each input, unpack the arguments,
 // pack those of the partition, call it, unpack and pack the outputs. Around that, AOTAutograd has
-// wrappers of its own, which do nothing for an inference graph without mutations and aliases. Where
-// the graph is nothing but its one partition, all of it is a fixed reordering of inputs and
-// outputs, and views of these, done here in C++; CPU values that are sent to the GPU first, too. A
-// call that no captured graph matches goes the long way.
+// wrappers of its own, which do nothing for an inference graph without mutations and aliases. If
+// the graph consists of one partition, all of that is a fixed reordering of inputs and outputs, and
+// views of these. It is done here in C++, and so is sending CPU values to the GPU first. A call
+// without a matching captured graph takes PyTorch's way.
 #pragma once
 
 #include <Python.h>

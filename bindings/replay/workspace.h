@@ -1,9 +1,10 @@
-// The memory that all graphs share, on one stream, for what lives only inside a launch.
+// The workspace: memory for internal allocations, shared by all graphs on one stream.
 //
-// Nothing in it outlives a launch, so its size is the maximum over the graphs, not their sum. Two
-// launches must not overlap: those on one stream do not. So each stream has a workspace of its own,
-// and no launch waits for another stream. The memory comes from PyTorch's allocator, as a tensor's
-// of that stream would, and goes back in the stream's order: nothing waits for the GPU.
+// Nothing in it outlives a launch, so its size is the maximum over the graphs, not their sum.
+// Launches that share it must not overlap, and launches on one stream do not. So each stream has a
+// workspace of its own, and no launch waits for another stream. The memory is allocated by
+// PyTorch's allocator, like a tensor of that stream, and freed in the stream's order: nothing waits
+// for the GPU.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,27 +22,27 @@ namespace pygraph::bindings {
 // without Python's lock.
 class Workspace {
  public:
-  // The workspace of a stream, by the driver's number for it. It exists while somebody holds it.
+  // The workspace of a stream, by the driver's number for it. Shared ownership.
   static std::shared_ptr<Workspace> of_stream(int device, uint64_t stream_id);
 
   explicit Workspace(int device);
 
-  // A graph needs `bytes` for its launches, or no longer does; takes no memory yet. Thread-safe.
+  // Adds or removes a graph that needs `bytes` for its launches. Allocates nothing yet.
+  // Thread-safe.
   void reserve(uint64_t bytes);
   void release(uint64_t bytes) noexcept;
 
-  // Moves the memory, which is to stay, to where it does not hold what else is free. PyTorch's
-  // allocator cuts a request from the smallest free piece that is large enough, and can give a
-  // piece back, or use it for a tensor of its size, only when all of it is free. The workspace's
-  // stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
+  // Moves the memory, which is to stay, to a place where it does not block other free memory.
+  // PyTorch's allocator cuts a request from the smallest free piece that is large enough, and can
+  // give a piece back, or use it for a tensor of its size, only when all of it is free. The
+  // workspace's stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
   void defragment();
 
-  // For the launch of a graph: hold the lock, then call acquire(), bind, launch. Meanwhile nobody
-  // else gets the memory.
+  // For the launch of a graph: hold the lock, then call acquire(), bind, launch. The lock protects
+  // the memory until then.
   std::mutex& mutex() { return mutex_; }
   // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
-  // c10::OutOfMemoryError where the memory cannot be had; the room of the other graphs is kept if
-  // possible.
+  // c10::OutOfMemoryError if there is no memory; the share of the other graphs is kept if possible.
   uint64_t acquire(uint64_t bytes) {
     if (capacity_ < bytes) grow(bytes);
     return reinterpret_cast<uint64_t>(memory_.get());

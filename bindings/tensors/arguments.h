@@ -1,9 +1,9 @@
-// The arguments of a compiled function: what a graph requires of them, and their addresses.
+// The arguments of a compiled function: a graph's requirements on them, and their addresses.
 //
 // A graph may be replayed for a call whose arguments have the same kinds, shapes, strides, dtypes
 // and integer values as those it was recorded with, and addresses at least as aligned. The
-// compiler's guards promise most of that already; checking it costs some 20 ns per tensor and makes
-// a wrong replay impossible.
+// compiler's guards ensure most of that already; the check costs some 20 ns per tensor and excludes
+// replays for wrong arguments.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -27,7 +27,7 @@ enum class ArgumentKind : uint8_t {
   kUnsupported  // graphs cannot take it; `reason` says why
 };
 
-// Operations that PyTorch leaves to whoever reads the tensor.
+// Operations that PyTorch leaves to the reader of the tensor.
 struct ConjNegBits {
   bool conjugate = false;
   bool negative = false;
@@ -52,7 +52,7 @@ struct Argument {
 
   // False for what is unsupported.
   bool matches(PyObject* argument, c10::Device device) const;
-  // Whether graphs get its address anew at each call.
+  // Whether graphs get its address at each call.
   bool is_relocated() const { return kind == ArgumentKind::kTensor; }
 };
 

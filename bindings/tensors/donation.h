@@ -1,6 +1,6 @@
-// Arguments that a call gives away: tensors that nobody but the call's argument list refers to, on
-// a whole block of PyTorch's allocator that no other stream uses (recorded_streams.h). After the
-// launch they would be freed; a graph may use their memory before that (see src/plan_memory.cc).
+// Arguments that a call gives away: tensors that only the call's argument list refers to, on a
+// whole block of PyTorch's allocator that no other stream uses (recorded_streams.h). They would be
+// freed after the launch, so a graph may use their memory (see src/plan_memory.cc).
 #pragma once
 
 #include <Python.h>
@@ -21,10 +21,11 @@ struct GivenAway {
 // own argument lists hold `holders` references to each.
 bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders);
 
-// What a list gives away that holds the only reference to it.
+// The tensors that a list gives away, if it holds the only references to them.
 std::vector<GivenAway> given_away(PyObject* arguments);
 
-// Memory moved from arguments to outputs; moves back unless kept, for calls that fail.
+// Memory that moved from arguments to outputs. The destructor moves it back unless keep() was
+// called, for calls that fail.
 class Donations {
  public:
   Donations() = default;

@@ -1,9 +1,9 @@
-// Shows memory before PyTorch's allocator has it back.
+// Observes memory just before it is freed.
 //
-// To detect what a call has written, its arguments must be read after the call. References that are
-// held until then would keep alive what the call frees on its way, in a backward most of its
-// memory. Instead, the storage's deleter is replaced, and the bytes are read just before they are
-// freed.
+// To detect what a call has written, its arguments must be read after their last use. Holding
+// references until the end of the call would keep memory alive that the call frees, in a backward
+// most of it. Instead, the storage's deleter is replaced, and the bytes are read just before they
+// are freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,8 @@ namespace pygraph::bindings {
 at::Tensor memory_of(const at::Tensor& tensor);
 
 // Calls `observe(i, bytes)` once for each tensor i, with all bytes of its storage: when that memory
-// is freed, or at end(). The bytes are there until it returns. Holds nothing alive. What `observe`
-// raises is only shown.
+// is freed, or at end(). The bytes are valid until it returns. Keeps nothing alive. Exceptions of
+// `observe` are printed only.
 //
 // Meanwhile Tensor.record_stream does nothing for these tensors, because the allocator does not
 // know the memory for its own. Needs Python's lock; tensors may be freed by any thread.

@@ -1,7 +1,7 @@
-// What a compiled function returns, and how a replay makes it anew.
+// The outputs of a compiled function, and how a replay creates them.
 //
-// Looked at once, in a recording: each output is fresh memory, a view of fresh memory, an argument
-// itself, a view of an argument, or something that is the same at every call. A replay allocates
+// Determined once, in a recording: each output is fresh memory, a view of fresh memory, an argument
+// itself, a view of an argument, or an object that is the same at every call. A replay allocates
 // fresh memory and builds the tensors on it, so a result is never overwritten later.
 #pragma once
 
@@ -37,7 +37,7 @@ struct Output {
   bool same_layout(const Output& other) const;
 };
 
-// A storage that the recorded function made for its outputs. A replay makes it anew, at `offset` in
+// A storage that the recorded function made for its outputs. A replay allocates it, at `offset` in
 // the block `block`.
 struct OutputBuffer {
   uint64_t bytes = 0;
@@ -72,10 +72,10 @@ struct OutputPlan {
 // donor.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// Lays small buffers together in blocks of up to 1 MiB, where only outputs at `positions` use them:
-// tensors saved for backward, and gradients. A training step has hundreds, that mostly live and die
-// together, and each block takes the allocator 1 to 4 us to give and take back. Not so for other
-// results: a small one must not keep a block alive.
+// Places small buffers together in blocks of up to 1 MiB, if only outputs at `positions` use them:
+// tensors saved for backward, and gradients. A training step has hundreds, most of which have the
+// same lifetime, and each block takes the allocator 1 to 4 us to allocate and free. Other results
+// are not shared: a small one must not keep a block alive.
 //
 // A block is one storage, of which the tensors are views, so that Tensor.record_stream holds for
 // all of it.

@@ -1,6 +1,6 @@
-// Which storages a program has told PyTorch's allocator of that another stream uses them
-// (Tensor.record_stream). Until that stream is done, the allocator does not give such memory to
-// anybody else; a graph that took it over from an argument would not wait.
+// Storages that another stream uses, as the program told PyTorch's allocator
+// (Tensor.record_stream). The allocator does not reuse such memory until that stream is done. A
+// graph that took it over from an argument would not wait.
 #pragma once
 
 #include <c10/core/StorageImpl.h>

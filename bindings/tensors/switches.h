@@ -1,7 +1,7 @@
-// PyTorch's process-wide switches that operators read when they are launched, and that no guard of
-// the compiler knows: whether products may use TF32, which attention kernels are allowed, whether
-// algorithms must be deterministic. A recording has frozen them, so a graph serves calls that are
-// made under the same switches. And one of the thread: whether hooks of saved tensors are active.
+// PyTorch's process-wide switches that operators read when they are launched, and that the compiler
+// does not guard: whether products may use TF32, which attention kernels are allowed, whether
+// algorithms must be deterministic. A recording freezes them, so a graph serves calls with equal
+// switches only. One switch is the thread's: whether hooks of saved tensors are active.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
 // A call of a compiled function or module, up to Dynamo's guards.
 //
-// `torch.compile` returns a Python function that asks whether anybody traces, exports or has
-// changed Dynamo's stance, installs the compiler for the frames that follow, and calls the original
-// function. For a module it returns a module around that: each call passes `nn.Module.__call__`
-// twice, once for either. That is most of what a small graph's call takes on the host. Here the
-// same is done without Python in between, where all of it has its usual answer: no hooks, no
-// tracing, the default stance. Any other call is PyTorch's.
+// `torch.compile` returns a Python function that checks for tracing, export and a changed stance of
+// Dynamo, installs the compiler for the frames that follow, and calls the original function. For a
+// module it returns a module around that: each call passes `nn.Module.__call__` twice, once for
+// either. That is most of the host time of a small graph's call. This file does the same without
+// Python in the usual case: no hooks, no tracing, the default stance. Any other call takes
+// PyTorch's way.
 //
 // All of this reads PyTorch's private state: it is used only where the source of what it replaces
 // is the known one (the patch `compiled_call` in python/pygraph/torch_patches/table.py). The GIL is

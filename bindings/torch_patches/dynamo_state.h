@@ -1,4 +1,5 @@
-// What PyTorch's Python wrapper around a compiled function looks at and sets, for compiled_call.h.
+// The state that PyTorch's Python wrapper around a compiled function reads and sets, for
+// compiled_call.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -43,7 +44,8 @@ inline PyObject* get(const pybind11::handle& dict, PyObject* key) {
   return PyDict_GetItemWithError(dict.ptr(), key);
 }
 
-// Whether nobody traces, exports, or has changed Dynamo's stance. A Python error may be set if not.
+// Whether there is no tracing, no export, and no changed stance of Dynamo. A Python error may be
+// set if not.
 bool can_take_fast_path();
 
 // What the one hook does that each compiled call has (install_generation_tagging_init). Its first

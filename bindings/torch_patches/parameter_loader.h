@@ -1,14 +1,13 @@
 // Loads a model's parameters and buffers all at once.
 //
-// Before each call of a compiled program, Dynamo's code looks every one of them up, through the
-// dictionaries of the modules on the way, by some eight bytecodes each. Here all ways are walked
-// together; and from Python 3.12 on only where one of these dictionaries has changed (which
-// PyDict_Watch tells), where a module on the way has another dictionary or class, where one of the
-// classes has changed (which its version tells), or for another model. Otherwise the tensors are
-// those of the last call.
+// Before each call of a compiled program, Dynamo's code looks up each of them through the
+// dictionaries of the modules on its path, by some eight bytecodes each. The loader walks all paths
+// together. From Python 3.12 on it does so only if one of these dictionaries has changed
+// (PyDict_Watch), if a module on a path has another dictionary or class, if one of the classes has
+// changed (its version), or for another model. Otherwise the tensors are those of the last call.
 //
-// Nothing is held from call to call: a dictionary that lets a tensor or module go has changed.
-// A module on the way that reads its attributes in ways of its own is asked for them, each time.
+// No reference is kept from call to call: a dictionary that drops a tensor or module has changed. A
+// module with attribute access of its own is asked for its attributes at each call.
 #pragma once
 
 #include <Python.h>

@@ -1,8 +1,8 @@
 // The workspaces that PyTorch keeps for cuBLAS: one per library handle (that is, thread) and
 // stream.
 //
-// A recording is made on a stream that nobody else uses, so it finds none, and what its kernels use
-// is a stand-in of the recording; which must be gone from PyTorch's maps afterwards. Entries of
+// A recording is made on a stream that nothing else uses, so it finds no workspace. Its kernels use
+// a stand-in of the recording, which must be removed from PyTorch's maps afterwards. Entries of
 // other threads are never touched: one may be about to launch a kernel with the workspace that it
 // has found there, and if that memory were freed and the allocator's cache emptied meanwhile, the
 // kernel would read memory that is not mapped. (at::cuda::clearCublasWorkspaces, which PyTorch's
@@ -45,7 +45,7 @@ class RecordedBlasWorkspaces {
 };
 
 // Frees this thread's workspaces of the default stream, which no graph can have been captured on,
-// once the thread has made a recording that used cuBLAS. It gets others when it needs them.
+// once the thread has made a recording that used cuBLAS. PyTorch allocates others when needed.
 void free_blas_workspaces();
 
 }  // namespace pygraph::bindings

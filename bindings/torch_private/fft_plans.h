@@ -1,9 +1,9 @@
 // Whether cuFFT's plans that a recording used still exist.
 //
 // A graph's kernels of cuFFT are part of a plan: dropping the plan frees tables that they read and
-// may unload the kernels themselves, which nobody can ask the driver about afterwards. PyTorch
-// keeps plans in one cache per device. It drops some when the cache is cleared or resized, which
-// are operators that this file watches, and when a full cache gets one more.
+// may unload the kernels themselves, which the driver does not report. PyTorch keeps plans in one
+// cache per device. Plans are dropped when the cache is cleared or resized, by operators that this
+// file overrides, and when a plan is added to a full cache.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -9,8 +9,8 @@
 // (Writing the values into the kernels' parameters instead, marked as not captured, would save the
 // copy; but attention kernels store seed and offset for their backward only if marked as captured.)
 //
-// The two addresses and the total drawn are not told by any public call. A sentinel tells them: one
-// more random kernel, captured last, whose own state names all three. It is removed from the graph.
+// No public function returns the two addresses and the total drawn. A sentinel does: one more
+// random kernel, captured last, whose own state has all three. It is removed from the graph.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -29,10 +29,10 @@ struct PhiloxPosition {
   uint64_t offset = 0;
 };
 
-// Advances the generator by `increment` and returns where it stood. Thread-safe.
+// Advances the generator by `increment` and returns its offset before. Thread-safe.
 PhiloxPosition reserve_random(const at::Generator& generator, uint64_t increment);
 
-// Takes a reservation back, unless others have drawn since: the launch it was for did not happen.
+// Undoes a reservation for a launch that did not happen, unless others have drawn since.
 // Thread-safe.
 void unreserve_random(const at::Generator& generator, PhiloxPosition position, uint64_t increment);
 

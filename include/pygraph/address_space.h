@@ -1,17 +1,17 @@
-// Addresses without memory: what stands in for inputs, outputs and internal memory while recording.
+// Addresses without memory: stand-ins for inputs, outputs and internal memory while recording.
 //
-// Nothing executes during a capture, so its addresses need no storage behind them. They must exist,
-// though: copy nodes refuse unmapped addresses. So a range of virtual addresses is reserved, and
-// every 2 MiB of it is mapped to one of two physical pages, one for floating-point tensors and one
-// for everything else. A recording costs 4 MiB. A mapping takes the driver some 80 us, so
-// allocations of 512 MiB and more are mapped to pages of 32 MiB: recording a graph that works on 30
-// GB costs 68 MiB.
+// Nothing executes during a capture, so its addresses need no memory of their own. They must be
+// mapped, because copy nodes refuse unmapped addresses. So a range of virtual addresses is
+// reserved, and every 2 MiB of it is mapped to one of two physical pages, one for floating-point
+// tensors and one for everything else. A recording uses 4 MiB of device memory. A mapping takes the
+// driver some 80 us, so allocations of 512 MiB and more are mapped to pages of 32 MiB: recording a
+// graph that works on 30 GB uses 68 MiB.
 //
-// The pages serve a second purpose. While a new graph is verified they are filled with poison: an
-// address that PyGraph failed to relocate then reads garbage, which shows in the outputs, or writes
-// to the page, which untouched() sees. Nothing faults, because a GPU fault ends the process.
-// Floating-point stand-ins get a page of NaN; the others get small integers, which are garbage too,
-// but not wild when a kernel uses them as an index.
+// The pages serve a second purpose. While a new graph is verified they are filled with poison: a
+// kernel that uses an address which PyGraph failed to relocate then reads poison, which changes the
+// outputs, or writes to the page, which untouched() detects. The pages stay mapped, because a GPU
+// fault would end the process. Floating-point stand-ins get a page of NaN; the others get small
+// integers, so that a kernel that uses them as an index stays near its buffer.
 #pragma once
 
 #include <array>
@@ -27,11 +27,11 @@ class AddressSpace {
  public:
   enum class Content : uint8_t { kFloating, kOther };
 
-  // Gaps of 512 bytes to 64 KiB, another one after each allocation, and a start of its own: the
-  // same at each recording, and such that differences of addresses can be told from each other, and
-  // from round numbers.
+  // Irregular gaps of 512 bytes to 64 KiB between allocations, and an irregular start. The sequence
+  // is the same in each recording with this value. Differences of addresses are distinct, and
+  // differ from round numbers.
   static constexpr uint64_t kIrregularGaps = 0;
-  // Of a computation's two recordings.
+  // The gaps of a computation's two recordings.
   static constexpr std::array<uint64_t, 2> kGaps = {512, kIrregularGaps};
 
   // Reserves `capacity` bytes of addresses on `device`, which must be current. `gap` bytes (a
@@ -46,9 +46,9 @@ class AddressSpace {
   // Throws DriverError with kOutOfMemory when the capacity is used up.
   uint64_t allocate(uint64_t size, uint64_t low_bits, Content content);
 
-  // Puts memory of their own behind these addresses, cleared, because somebody uses them for more
-  // than a recording. Where there is none, the shared page stays. The space must not end any more,
-  // nor be poisoned.
+  // Maps these addresses to memory of their own, cleared, because an operator keeps using them
+  // after the recording. If there is no memory, the shared page stays. Afterwards the space must
+  // neither be destroyed nor poisoned.
   void retain(const std::vector<Range>& pieces) noexcept;
 
   Range range() const { return {base_, capacity_}; }

@@ -1,4 +1,4 @@
-// How PyTorch's allocator aligns what it gives out; kernels may rely on it.
+// Alignment of PyTorch's allocations, which kernels may rely on.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Which words of which nodes hold the address of which slot, and an own image of these nodes'
-// parameters, because the driver cannot be asked for an executable graph's parameters.
+// The bind table: which words of which nodes hold the address of which slot. It keeps a copy of
+// these nodes' parameter images, because the driver cannot return the parameters of an executable
+// graph.
 #pragma once
 
 #include <cstddef>
@@ -37,14 +38,14 @@ class BindTable {
   size_t slot_count() const { return bound_.size(); }
   size_t workspace_slot() const { return workspace_slot_; }
   size_t region_slot() const { return region_slot_; }
-  // The address of each slot, as written last; all ones before that.
+  // The address of each slot that was written last; all bits set before the first write.
   std::span<const uint64_t> bound() const { return bound_; }
   std::span<const PatchedNode> patched_nodes() const { return patched_nodes_; }
   std::span<const Word> words(size_t slot) const {
     return std::span(words_).subspan(begin_[slot], begin_[slot + 1] - begin_[slot]);
   }
 
-  // Writes the addresses that differ from the last ones into the images. Their nodes are dirty,
+  // Writes the addresses that differ from the last ones into the images. Marks their nodes as dirty
   // until clean().
   void write(std::span<const uint64_t> addresses);
   std::span<const uint32_t> dirty() const { return dirty_; }  // patches

@@ -1,10 +1,10 @@
-// Addresses that are equal in both recordings, and whose memory they are.
+// Constant addresses, which are equal in both recordings, and the owners of their memory.
 //
-// A replay uses them as they are, so somebody must answer for the memory behind each one: the graph
-// holds it; or the driver does not give it to anybody else without giving it another number, which
-// is compared before each launch (memory of a module, of a library, of an operator that calls
-// cudaMalloc). An address of any other memory is refused: PyTorch's allocator, for one, gives
-// memory to others, and the driver sees nothing of that.
+// A replay uses them unchanged, so the memory must stay valid. Either the graph holds it, or the
+// driver numbers the allocation, and the number is compared before each launch (memory of a module,
+// of a library, of an operator that calls cudaMalloc): the driver never uses a number again. An
+// address of any other memory is refused. PyTorch's allocator, for example, reuses memory without
+// the driver's knowledge.
 #pragma once
 
 #include <functional>
@@ -17,46 +17,47 @@
 
 namespace pygraph {
 
-// What a recording's surroundings are.
+// The memory that existed around a recording.
 struct Surroundings {
-  // Memory that is there for as long as the graph: on the device, or pinned memory of the host.
+  // Memory that lives as long as the graph: on the device, or pinned memory of the host.
   std::vector<Range> held = {};
-  // Stand-in memory of recordings that somebody still holds.
+  // Stand-in memory of recordings that an operator still holds.
   std::vector<Range> kept_stand_ins = {};
-  // What an allocator owns that gives it to others: asked for only if a constant is not held.
+  // Memory that an allocator may reuse. Called only if a constant is not held.
   std::function<std::vector<Range>()> cached = {};
 };
 
-// Memory of somebody else's that a graph uses. The driver numbers allocations, once and for all.
+// Memory that the graph uses and does not own. The driver gives each allocation a number, and uses
+// no number twice.
 struct ForeignMemory {
   uint64_t address = 0;
   uint64_t number = 0;
-  std::string user = {};  // which node uses it, in words
+  std::string user = {};  // the node that uses it, for messages
 };
 
-// A graph uses memory of somebody else's that is gone. Nothing was launched.
+// Foreign memory that a graph uses has been freed. Nothing was launched.
 class MemoryGone : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Throws MemoryGone.
+// Throws MemoryGone if one of them has been freed.
 void check_foreign_memory(const Driver& driver, const std::vector<ForeignMemory>& memory);
 
-// Says whose memory a constant is. Of one link: asks the driver once per address.
+// Finds the owner of a constant's memory. For one link(); asks the driver once per address.
 class ConstantOwners {
  public:
   enum class Owner : uint8_t {
-    kNone,     // no address that the driver knows of
-    kHeld,     // there as long as the graph
+    kNone,     // not an address that the driver knows
+    kHeld,     // lives as long as the graph
     kForeign,  // numbered by the driver
     kHost,     // memory of the host, not held
-    kCached,   // of an allocator that may give it to others
-    kStandIn,  // of a recording, and held by somebody
+    kCached,   // of an allocator that may reuse it
+    kStandIn,  // of a recording, and held by an operator
   };
   struct Answer {
     Owner owner = Owner::kNone;
-    ForeignMemory memory = {};  // of kForeign; who uses it is the caller's to say
+    ForeignMemory memory = {};  // for kForeign; the caller fills in `user`
   };
   ConstantOwners(const Driver& driver, const Surroundings& surroundings)
       : driver_(driver), surroundings_(surroundings) {}

@@ -1,9 +1,9 @@
 // The CUDA driver as a table of functions, filled at run time.
 //
-// Why a table: users may have neither a toolkit nor a GPU, the engine must still load, and the
-// tests run it on a simulated driver by handing it another table. Every member keeps the driver's
-// own calling convention and returns a CUresult. Versions are pinned per function because the plain
-// names change their ABI from release to release (cuda.h maps them to _v2, _v3, ...).
+// Why a table: the engine must load on machines without a toolkit or a GPU, and the tests pass the
+// table of a simulated driver. Every member keeps the driver's own calling convention and returns a
+// CUresult. Versions are pinned per function because the plain names change their ABI from release
+// to release (cuda.h maps them to _v2, _v3, ...).
 #pragma once
 
 #include <stdexcept>
@@ -140,8 +140,8 @@ class DriverError : public std::runtime_error {
 };
 
 // The driver of this machine, loaded on first use. Thread-safe. Throws DriverError, with the reason
-// in what(), where there is no driver, only a stub, or one older than 12.4 (the first whose graphs
-// tell the layout of kernel parameters).
+// in what(), if there is no driver, only a stub, or one older than 12.4 (the first that reports the
+// layout of kernel parameters).
 const Driver& cuda_driver();
 
 // cuGetProcAddress_v2: symbol, where to put the function, ABI version, flags, where to put the

@@ -26,18 +26,18 @@ class ExecutableGraph {
   size_t workspace_slot() const { return table_.workspace_slot(); }
   size_t region_slot() const { return table_.region_slot(); }
   const LinkedGraph& linked() const { return linked_; }
-  // The context that was current when it was made.
+  // The CUDA context that was current at construction.
   CUcontext context() const { return context_; }
   // The addresses of the last bind().
   std::span<const uint64_t> bound() const { return table_.bound(); }
 
-  // The same graph again, with an executable of its own. Throws DriverError.
+  // A copy of the graph, with an executable of its own. Throws DriverError.
   std::unique_ptr<ExecutableGraph> copy() const;
 
   // Writes the addresses that differ from the last call's into the nodes that use them, about
-  // 0.25 us per touched node. Affects launches made afterwards only; launches in flight keep
-  // theirs. Returns the number of nodes touched. Throws DriverError if the driver refuses; the
-  // executable is then dropped and built anew by the next bind().
+  // 0.25 us per touched node. Affects later launches only. Returns the number of nodes touched.
+  // Throws DriverError if the driver refuses; the executable is then dropped, and the next bind()
+  // instantiates another one.
   size_t bind(std::span<const uint64_t> addresses);
 
   // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us. Throws MemoryGone.

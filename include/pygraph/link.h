@@ -1,5 +1,5 @@
-// Linking: from two recordings of one computation, made at different addresses, to a graph whose
-// every address is known as (symbol + addend).
+// Linking: turns two recordings of one computation, made at different addresses, into a graph in
+// which every address is known as (symbol + addend).
 //
 //   Recording A (addresses a_i) --+
 //                                 +-- match --> scan relocations --> find branches --+
@@ -32,7 +32,7 @@ struct Symbol {
   uint64_t size = 0;   // bytes
   uint32_t first = 0;  // lifetime in nodes, as in Allocation
   uint32_t last = Allocation::kNever;
-  uint64_t address_a = 0;  // where it was in each recording
+  uint64_t address_a = 0;  // its address in each recording
   uint64_t address_b = 0;
   // kInternal only: its place, in bytes from the start of region `region - 1` or, where that is 0,
   // of the workspace.
@@ -40,8 +40,8 @@ struct Symbol {
   uint32_t region = 0;
 };
 
-// An input whose memory the caller may give away: nobody reads it after the launch. (PyTorch calls
-// it a donated buffer: a tensor saved for a backward that runs once.)
+// An input whose memory the caller may give away, because nothing reads it after the launch.
+// (PyTorch calls it a donated buffer: a tensor saved for a backward that runs once.)
 struct DonatedInput {
   uint32_t slot = 0;
   uint64_t size = 0;  // bytes from its address on that may be overwritten
@@ -49,26 +49,26 @@ struct DonatedInput {
   std::vector<uint32_t> views = {};
 };
 
-// Internal memory outside of the workspace: inside a donated input, from its last use on; in the
-// memory of an output, until its first use; or in a block of its own.
+// A region: internal memory outside of the workspace. It lies in a donated input, from that input's
+// last use on; in the memory of an output, until the output's first use; or in a block of its own.
 struct Region {
   static constexpr uint32_t kOwnBlock = ~uint32_t{0};
   static constexpr uint32_t kNoOutput = ~uint32_t{0};
-  uint32_t input = kOwnBlock;   // slot
-  uint32_t output = kNoOutput;  // of a block: the slot of the output whose memory it is
-  uint64_t size = 0;            // that memory must have so many bytes, be the output smaller or not
+  uint32_t input = kOwnBlock;    // slot
+  uint32_t output = kNoOutput;   // of a block: the slot of the output whose memory it is
+  uint64_t size = 0;             // bytes that this memory must have, even if the output is smaller
   uint64_t fallback_offset = 0;  // in the workspace, for calls that do not donate the input
 };
 
-// How a graph may place what it needs.
+// How a graph may place its memory.
 struct MemoryOptions {
   std::vector<DonatedInput> donated = {};
   // Outputs, by slot, that may lie side by side in one donated input and keep each other's memory.
   std::vector<uint32_t> sharing = {};
-  // Internal allocations of so many bytes and more get blocks instead of a place in the workspace.
-  // A block is the memory of an output that is used later, or has the size of the largest
-  // allocation in it, as if it had been asked for by the uncaptured program, so that it fits where
-  // that one's memory was. 0: none does.
+  // Internal allocations of this many bytes and more get blocks in place of workspace. A block is
+  // the memory of an output that is used later, or has the size of the largest allocation in it.
+  // The uncaptured program allocates that size too, so the allocator has a piece that fits. 0: no
+  // blocks.
   uint64_t smallest_block = 0;
 };
 
@@ -79,12 +79,12 @@ struct Relocation {
   uint64_t addend = 0;
 };
 
-// The place of an output in a donated input: that input's last use comes before the output's first,
-// and what is placed there fills at least two thirds of it.
+// The place of an output in a donated input. The input's last use comes before the output's first
+// use, and the outputs placed in it fill at least two thirds of it.
 struct OutputPlacement {
   static constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t input = kNone;  // slot
-  uint64_t offset = 0;     // in bytes; 0 for an output that has the input for itself
+  uint64_t offset = 0;     // in bytes; 0 for an output that is alone in the input
   explicit operator bool() const { return input != kNone; }
   bool operator==(const OutputPlacement&) const = default;
 };
@@ -93,29 +93,30 @@ struct LinkedGraph {
   Recording recording;  // the second one; its graph is the one to instantiate
   std::vector<Symbol> symbols;
   std::vector<Relocation> relocations;  // sorted by (node, offset)
-  // Bytes of workspace a launch needs if all its donated inputs are given, and if they are kept.
+  // Bytes of workspace that a launch needs if all its donated inputs are given away, and if they
+  // are kept.
   uint64_t workspace_size = 0;
   uint64_t workspace_size_if_kept = 0;
   std::vector<Region> regions;
-  std::vector<DonatedInput> donated;        // that something was placed in
+  std::vector<DonatedInput> donated;        // inputs that contain outputs or regions
   std::vector<OutputPlacement> placements;  // by output slot
-  // Words of uninitialised padding: those that differ and are no addresses, and addresses of
-  // memory that their operator was not given.
+  // Words of uninitialised padding: words that differ and are no addresses, and addresses of memory
+  // that the operator was not given.
   uint32_t noise_words = 0;
-  // Addresses of stand-ins that belong to no symbol: padding with leftovers of the allocator, or
-  // addresses that PyGraph does not understand. Only a verification with poisoned stand-ins may
-  // accept such a graph.
+  // Addresses of stand-ins that belong to no symbol: leftovers in padding, or addresses that
+  // PyGraph does not understand. Only a verification with poisoned stand-ins may accept such a
+  // graph.
   uint32_t unexplained_words = 0;
-  // Memory of others that the graph uses where it is: check_foreign_memory() before each launch.
+  // Foreign memory that the graph uses; to be checked by check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
-  // Most nodes that may run at a time. Beyond 1, the recording's edges are not those of the graph
-  // that was recorded: set_edges() gives them to it.
+  // How many nodes may run at the same time, at most. If more than 1, the recording's edges differ
+  // from those of the recorded graph, and set_edges() applies them.
   uint32_t lanes = 1;
 };
 
 // Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
-// explained, or if a node that must be updated cannot be. `lanes`: how many nodes may run at a
-// time, where the second recording declares what its nodes read; 1 keeps the recorded order.
+// explained, or if a node that must be updated cannot be. `lanes`: how many nodes may run at the
+// same time, if the second recording has nodes with known accesses; 1 keeps the recorded order.
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
                  const MemoryOptions& memory = {}, uint32_t lanes = 1,
                  const Surroundings& surroundings = {});

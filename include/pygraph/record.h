@@ -9,7 +9,7 @@
 
 namespace pygraph {
 
-// What a recording asks of one buffer.
+// Size and alignment of one buffer.
 struct Buffer {
   uint64_t size = 0;         // bytes
   uint64_t alignment = 256;  // of every address that will be bound to it; at most 512

@@ -1,5 +1,5 @@
-// What one capture of a computation consists of: the graph's nodes with their parameter images, the
-// memory that was allocated meanwhile, and the addresses of the caller's inputs and outputs.
+// A recording: the nodes of one captured graph with their parameter images, the memory that was
+// allocated during the capture, and the addresses of the caller's inputs and outputs.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace pygraph {
 
-// The graph cannot be relocated; what() says why, in words fit for a report. Not an error of the
-// program: the computation goes on uncaptured.
+// The graph cannot be relocated; what() is the reason that reports show
+// (docs/reference/reasons.md). Not an error of the program, which runs uncaptured.
 class NotRelocatable : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -50,21 +50,22 @@ struct Node {
   // the driver's parameter struct of a memcpy (abi::Memcpy3D) or memset (abi::MemsetNodeParams).
   std::vector<std::byte> image;
 
-  // What the recorder knows about the node's accesses to memory. If they are known: of what the
-  // recording's nodes write, the node accesses nothing but what the addresses at these offsets in
-  // its image lead to, and writes to none but the latter. Other addresses are leftovers in padding.
+  // The node's accesses to memory, if they are known. Then, of all memory that the recording's
+  // nodes write, the node reads and writes only through the addresses at these offsets in its
+  // image, and writes only through those in `writes`. Other addresses are leftovers in padding.
   bool has_known_accesses = false;
   std::vector<uint32_t> reads;
   std::vector<uint32_t> writes;
-  // What launched it, where the recorder knows: nodes of one operator share scratch memory, and may
-  // hand things over in ways that nobody knows of.
+  // The operator that launched the node, if the recorder knows it. Nodes of one operator share
+  // scratch memory, and may pass data to each other in unknown ways.
   static constexpr uint32_t kNoOperator = std::numeric_limits<uint32_t>::max();
   uint32_t op = kNoOperator;
 
-  // Offsets in `image` where an 8-byte address can stand.
+  // Offsets in `image` that can hold an 8-byte address.
   std::vector<uint32_t> address_offsets() const;
   uint64_t word_at(uint32_t offset) const;  // of `image`
-  // Whether the node, known or not, may access what the address at this offset leads to.
+  // Whether the node may access the memory that the address at this offset points to, whether or
+  // not its accesses are known.
   bool may_access(uint32_t offset) const;
 };
 
@@ -75,7 +76,7 @@ struct Edge {
   bool operator==(const Edge&) const = default;
 };
 
-// Memory that was allocated while recording. It is alive for node k if first <= k < last.
+// Memory that was allocated while recording. Node k may use it if first <= k < last.
 struct Allocation {
   static constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
   uint64_t address = 0;
@@ -95,8 +96,8 @@ class AllocationLog {
   std::vector<Allocation> allocations_;
 };
 
-// A random-number generator as kernels see it during a capture: they hold the addresses of its seed
-// and of its offset (PyTorch's PhiloxCudaState), and advance it by `increment` in total.
+// A random-number generator during a capture: kernels hold the addresses of its seed and of its
+// offset (PyTorch's PhiloxCudaState), and advance it by `increment` in total.
 struct RandomState {
   uint64_t seed_address = 0;
   uint64_t offset_address = 0;
@@ -106,16 +107,16 @@ struct RandomState {
 // Bytes of a generator's seed and offset, side by side.
 constexpr uint64_t kRandomStateSize = 16;
 
-// An operator of the framework's that was called while recording.
+// An operator that the framework called while recording.
 struct Operator {
   std::string name;    // "aten::mm"
   uint32_t first = 0;  // positions of the nodes that were captured meanwhile: [first, last)
   uint32_t last = 0;
-  // Whether it is not one of the framework's own. Nothing is known of what it does with addresses:
-  // its kernels may keep one in memory, and use it later on, in another call too.
+  // Whether it is not one of the framework's own operators. Nothing is known about its use of
+  // addresses: its kernels may keep one in memory, and use it later, also in another call.
   bool is_foreign = false;
   std::vector<Range> arguments = {};  // the storages of its tensors
-  std::vector<Range> writes = {};     // of them, those that it may write to
+  std::vector<Range> writes = {};     // those of `arguments` that it may write to
 };
 
 struct Recording {
@@ -125,15 +126,15 @@ struct Recording {
   std::vector<Range> inputs;      // by slot
   std::vector<uint64_t> outputs;  // by slot: an address inside the allocation that backs it
   std::vector<RandomState> random;
-  // Addresses of allocations that libraries use as scratch memory: what one operator leaves there
-  // no other one reads. They are alive at the end; others may have had the address before them.
+  // Addresses of allocations that libraries use as scratch memory: no operator reads what another
+  // one left there. They are alive at the end. Earlier allocations may have had the same address.
   std::vector<uint64_t> scratch;
   Range address_space;              // all stand-in addresses of this recording lie here
-  std::vector<Operator> operators;  // as they were called; none inside of another one
-  // The framework's own operators that others call: what these give them is known, too.
+  std::vector<Operator> operators;  // in the order of the calls; no nested ones
+  // The framework's own operators that others call. Their arguments are known as well.
   std::vector<Operator> inner_operators;
 
-  // Whether the allocation at this address, freed where `last` says, is scratch memory.
+  // Whether the allocation at this address that is freed at node `last` is scratch memory.
   bool is_scratch(uint64_t address, uint32_t last) const;
   // The operator that captured the node, or null if none is known.
   const Operator* operator_of(const Node& node) const;
@@ -146,7 +147,8 @@ struct Recording {
 // that PyGraph does not understand, DriverError if the driver fails.
 Recording read_graph(const Driver& driver, CUgraph graph);
 
-// Gives the graph, whose top-level nodes the recording names, the recording's edges between them.
+// Replaces the edges of the graph by those of the recording. The recording's handles are the
+// graph's top-level nodes.
 void set_edges(const Driver& driver, CUgraph graph, const Recording& recording);
 
 // Points the nodes' handles at `clone`, a clone (cuGraphClone) of the graph they were read from.

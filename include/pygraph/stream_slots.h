@@ -1,9 +1,9 @@
-// Which of a graph's executables serves a launch on which stream.
+// Assigns a graph's executables to streams.
 //
 // CUDA runs the launches of one executable one after the other, also those on different streams. A
-// program that orders its streams itself does not expect that: where stream A waits for B, a launch
-// on B that has to wait for one on A never begins. So each stream has a slot (an executable, and
-// whatever else a launch writes to) for itself:
+// program that orders its streams itself does not expect that: if stream A waits for B, a launch on
+// B that has to wait for one on A never begins. So each stream has a slot of its own: an
+// executable, and the other memory that a launch writes to.
 //
 //   the stream has a slot           ->  that one; launches on one stream are in order anyway
 //   its second call, there is room  ->  a new slot
@@ -11,8 +11,9 @@
 //   known to be complete                in it that could be waited for
 //   otherwise                       ->  none: the call runs uncaptured
 //
-// Streams are known by the driver's numbers, which are never used twice; of a stream that the
-// program made, the handle is not used after the call that it came with, as it may be destroyed.
+// Streams are identified by the driver's numbers, which are never used twice. The handle of a
+// stream that the program created is used only during the call, because the program may destroy the
+// stream.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ namespace pygraph {
 // The stream of one call.
 struct CallStream {
   CUstream handle = nullptr;
-  bool is_permanent = false;  // never destroyed, so the handle alone tells which one it is
+  bool is_permanent = false;  // never destroyed, so the handle identifies it
 };
 
 // Not thread-safe: hold one lock from choose() to launched().
@@ -41,15 +42,15 @@ class StreamSlots {
   // At most `most` slots.
   StreamSlots(const Driver& driver, size_t most) : driver_(driver), most_(most) {}
 
-  // The slot for a launch on the stream, which is its own from here on. Nothing waits.
+  // The slot for a launch on the stream, assigned to it from here on. Does not wait.
   std::optional<Choice> choose(CallStream stream);
   // A launch from the slot was enqueued on its stream.
   void launched(size_t slot, CUstream stream);
 
   size_t size() const { return slots_.size(); }
-  // No further slots: there is no memory for them.
+  // Allows no further slots, because there is no memory for them.
   void limit() { most_ = slots_.size(); }
-  // The slot that choose() has just added could not be set up.
+  // Removes the slot that choose() has just added and that could not be set up.
   void drop_last();
 
  private:
@@ -67,11 +68,11 @@ class StreamSlots {
 
   const Driver& driver_;
   size_t most_;
-  // Whether to know of the completion of launches, which costs a call of the driver per launch: as
-  // soon as a second stream was seen.
+  // Whether to record an event after each launch, which costs a call of the driver. True once a
+  // second stream was seen.
   bool watches_ = false;
   std::vector<Slot> slots_;
-  std::vector<uint64_t> seen_;  // streams that have no slot, the last ones
+  std::vector<uint64_t> seen_;  // the most recent streams without a slot
   size_t last_ = 0;
   uint64_t uses_ = 0;
 };

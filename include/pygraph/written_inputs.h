@@ -8,14 +8,14 @@
 
 namespace pygraph {
 
-// Slots, in order. It is told from what the recording knows, and not by what the inputs hold after
-// a call: a kernel may write the value that was there, or write under a condition.
+// Slots, in order. Derived from the recording, and not from the contents of inputs after a call,
+// because a kernel may write the value that was there, or write under a condition.
 //
-// * An operator writes what it says (Operator::writes). A foreign one may write to all that its
-//   nodes' addresses lead to as well.
-// * A kernel with known accesses writes what it says (Node::writes).
+// * An operator writes to Operator::writes. A foreign operator may also write to all memory that
+//   its nodes' addresses point to.
+// * A kernel with known accesses writes to Node::writes.
 // * A copy or a fill writes to its destination.
-// * Any other kernel may write to all that its addresses lead to.
+// * Any other kernel may write to all memory that its addresses point to.
 std::vector<uint32_t> written_inputs(const Recording& recording);
 
 }  // namespace pygraph

@@ -1,9 +1,10 @@
-"""PyGraph: CUDA Graphs for PyTorch programs without a change to the program.
+"""PyGraph: CUDA Graphs for PyTorch programs, without changes to the program.
 
-``torch.compile(model, backend="pygraph")`` is all a program needs; it does not even have to import
-this package. What is here looks inside: :func:`explain` says how much of a program runs in graphs and
-why the rest does not, :func:`stats` what became of each graph, :func:`status` what is replaced of
-PyTorch; :func:`reset` gives the graphs' memory back.
+``torch.compile(model, backend="pygraph")`` is all a program needs; it need not import this package. The
+functions here inspect and reset: :func:`explain` reports how much of a program runs in graphs and why
+the rest does not, :func:`stats` returns the state of each graph, :func:`status` lists which functions
+of PyTorch are replaced, and :func:`reset` drops all graphs and releases their memory. All are
+thread-safe except :func:`explain`, which calls the model.
 """
 
 from pygraph._version import __version__

@@ -39,7 +39,8 @@ class Options:
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     audit: calls of a graph after which one of them is made uncaptured and compared with a replay, bit
         by bit, again and again; 0 or False for never. Unless given: calls 100, 1000 and every
-        10 000th, later where that would take more than a thousandth of the time (docs/audits.md).
+        10 000th, later where that would take more than a thousandth of the time
+        (docs/explanation/audits.md).
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
     lanes: how many kernels of a graph may run at a time, where they do not need each other's results

@@ -1,6 +1,6 @@
 """Kernels of Inductor's that read what they overwrite, with tiles of fewer elements than threads.
 
-Without barriers such kernels may give wrong results (docs/inductor-race.md), captured or not.
+Without barriers their results can be wrong, captured or not (docs/explanation/inductor-race.md).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_an_estimate_counts_every_operation_once(report: Report) -> None:
 def test_the_json_has_the_documented_keys(report: Report) -> None:
     data = json.loads(report.to_json())
     assert data["schema_version"] == 2
-    documented = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "report.md").read_text("utf-8")
     for key in data:
         assert f"`{key}`" in documented, key
     for table in ("shares", "graphs", "cuts", "transformations", "strip"):

@@ -11,7 +11,7 @@ from pygraph.torch_patches.table import PATCHES
 
 
 def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/reference.md."""
+    """docs/reference/options.md."""
     monkeypatch.delenv("PYGRAPH_SELECT", raising=False)
     monkeypatch.delenv("PYGRAPH_PATCHES", raising=False)
     config = options.parse(None, None)

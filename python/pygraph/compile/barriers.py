@@ -5,7 +5,7 @@ the block has threads, it loads it again for each layout in which it is needed. 
 thread's load and another's store. Inductor knows this of broadcast loads from ``in_out`` parameters and
 puts a barrier there. The same happens in loops over a reduced dimension, where a thread may be whole
 iterations ahead of another; to inputs that the program writes, which the kernel gets as two parameters;
-and to what one loop of a kernel stores and the next one loads (docs/inductor-race.md).
+and to what one loop of a kernel stores and the next one loads (docs/explanation/inductor-race.md).
 
 A kernel's code comes in sections: a loop with what is stored after it, or straight code. In a section
 all loads stand before all stores. So two rules are enough, whatever layouts Triton chooses:

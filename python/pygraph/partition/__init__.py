@@ -1,1 +1,1 @@
-"""At a call that the engine does not serve itself: what happens to a signature."""
+"""The states of a partition's signatures, at calls that the engine does not serve itself."""

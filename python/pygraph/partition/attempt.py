@@ -1,6 +1,7 @@
 """The steps of an attempt to get a graph: recording and linking; verification, which makes the call.
 
-Each step turns its failures into reasons. What an error held is free when the call is made.
+Each step turns its failures into reasons. Memory that an error's frames held is free when the call is
+made.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Attempt:
-    """outputs: the call's result. graph: to be used from now on; None if it failed or is pending.
+    """The result of an attempt.
 
-    failure: why it failed, for good. raised: whether the capture raised, as it may where the thread has
-    not run the function before. is_transient: whether that is due to this call alone.
-    operator: the one whose capture was refused, if that is known.
-    written: positions of inputs that the function may write, as the recording shows.
-    returned: positions of inputs that are results, or that results are views of.
-    pending: what the next attempt is to check thoroughly.
+    outputs: the call's results. graph: the verified graph; None if the attempt failed or is pending.
+    failure: the reason of a failure; empty if there is none.
+    raised: whether the capture raised, perhaps because the thread has not run the function before.
+    is_transient: whether the cause lies in this call alone.
+    operator: the operator that could not be captured, if known.
+    written: positions of inputs that the function may write, from the recording.
+    returned: positions of inputs that are results, or of which results are views.
+    pending: the recording and the suspects, for the thorough check of the next attempt.
     """
 
     outputs: Sequence[Any]
@@ -48,7 +51,7 @@ class Attempt:
 
 
 def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attempt:
-    """The recording; or a failed attempt, whose call is still to be made.
+    """Returns the recording, or a failed attempt whose call is not made yet.
 
     written: gets the positions of inputs that the function may write, also if linking fails.
     """
@@ -63,7 +66,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
                 sharing=None if call.info.is_backward else call.info.saved,
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
                 capacity=call.options.record_capacity_gib << 30,
-                # Branches are timed while verifying.
+                # Branches are timed during verification, so there are none without it.
                 lanes=call.options.lanes if call.options.verify else 1,
                 written=written,
             )
@@ -76,7 +79,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
         failed.is_transient = isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw))
         if not isinstance(error, torch.OutOfMemoryError):
             failed.operator = uncapturable.operator_in(error)
-    # The error, which held what the recording had, is gone.
+    # From here the error is gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
     return failed
@@ -113,7 +116,7 @@ def _saved_elsewhere(outputs: Sequence[Any]) -> str:
 
 
 def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
-    """Makes the call by the graph, as the user has switched verification off."""
+    """Makes the call by a replay, without verification (`pygraph.verify` False)."""
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(call.uncaptured(call.args), failure=reason)

@@ -1,20 +1,20 @@
-"""Verification goes on: a graph that was right at its second call can be wrong at its millionth.
+"""Audits: replays of graphs in use are compared with the uncaptured run.
 
-An operator may replace memory that its kernels read, a library may free what a graph has the address
-of. So now and then (verify/audit_schedule.py) the uncaptured function makes a call, whose results the
-user gets, and the graph is replayed beside it:
+A graph may become wrong after its verification: an operator may replace memory that its kernels read,
+or a library may free memory whose address the graph has. At the calls of verify/audit_schedule.py, the
+uncaptured function makes the call and returns its results, and the graph is replayed as well:
 
     replay    on clones of what it overwrites, its fresh outputs poisoned, on copies of the generators
     call      uncaptured, on the arguments themselves
     compare   outputs and written inputs, bit by bit
 
-Other threads replay the graph meanwhile. Where results differ, the graph rests, and its next call is
-a thorough check, as in verification (verify/verify.py), because some kernels never return the same
-twice. A graph that is found wrong is dropped for good, and the other graphs of its function are audited
-at their next calls.
+Other threads replay the graph meanwhile. If results differ, the graph is not used, and its next call is
+a thorough check, as in verification (verify/verify.py), because some kernels are not deterministic. A
+graph that is found wrong is dropped for good, and the other graphs of its function are audited at their
+next calls.
 
-An audit needs memory for the clones and for a second set of results. Where the device has less than
-that it is tried later.
+An audit needs memory for the clones and for a second set of results. If there is not enough, the audit
+is postponed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class _Released:
-    """In the place of a recording's stand-ins, which are gone: nothing can be poisoned there."""
+    """Replaces a recording's stand-ins, which no longer exist, so there is nothing to poison."""
 
     def poison(self) -> None:
         pass
@@ -51,7 +51,7 @@ class _Released:
 
 
 def start(entry: Entry, interval: int | None) -> None:
-    """The entry has a new graph. interval: the option ``pygraph.audit``."""
+    """Schedules the audits of an entry's new graph. interval: the option ``pygraph.audit``."""
     assert entry.graph is not None
     replays = entry.graph.replays
     entry.audits = Audits(interval, extra=replays, good_at=replays)
@@ -65,12 +65,12 @@ def is_due(entry: Entry) -> bool:
 
 
 def postpone(entry: Entry) -> None:
-    """Something is in the way of an audit that is due; a graph that is suspected goes on resting."""
+    """Postpones an audit that is due and not possible in this call. A suspected graph stays unused."""
     graph = entry.graph
     if graph is None:
         return
     graph.audit_at = entry.audits.soon(graph.replays)
-    if entry.audits.suspects:  # asked last, as another thread may just have found them
+    if entry.audits.suspects:  # checked last: another thread may just have found suspects
         graph.audit_at = 0
 
 
@@ -94,7 +94,7 @@ def call(host: Host, entry: Entry, args: list[Any]) -> Sequence[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Audit:
-    """One call that is audited. Changes the entry's record of its audits."""
+    """The audit of one call. Updates the entry's ``audits``."""
 
     host: Host
     entry: Entry
@@ -106,7 +106,8 @@ class _Audit:
         return self.entry.graph
 
     def quick_check(self) -> Sequence[Any] | None:
-        """The call's outputs; None if it has not been made, because an audit is not possible now."""
+        """Returns the call's outputs; None if the call was not made, because an audit is not possible
+        now."""
         audits = self.entry.audits
         self._graph.audit_at = None  # other threads go on
         start = time.perf_counter()
@@ -139,7 +140,7 @@ class _Audit:
             self._note_good()
         return outputs
 
-    # Errors end in these methods, so that what they hold is free before the call is made.
+    # These methods catch errors, so that memory held by their frames is free before the call is made.
 
     def _prepare(self) -> AuditReplay | None:
         try:
@@ -167,7 +168,7 @@ class _Audit:
             return None
 
     def thorough_check(self) -> Sequence[Any]:
-        """The call's outputs. The graph has rested since its results were found to differ."""
+        """Returns the call's outputs. The graph was not used since its results were found to differ."""
         audits = self.entry.audits
         before = self._graph.replays
         start = time.perf_counter()
@@ -209,7 +210,7 @@ class _Audit:
         graph.audit_at = audits.due_at(graph.replays)
 
     def _drop(self, failure: str) -> None:
-        """The graph is wrong, or there is no telling that it is right."""
+        """Drops a graph that is wrong, or that cannot be checked."""
         audits = self.entry.audits
         runtime.engine().remove_graph(self.host.callable, self._graph)
         if failure.endswith(OUT_OF_MEMORY):
@@ -225,7 +226,7 @@ class _Audit:
         self.host.refuse(self.entry, reason, logging.ERROR)
         for other in self.host.entries.copy().values():
             if other.graph is not None and other.audits.interval != 0:
-                other.graph.audit_at = 0  # what this one has met, they may have
+                other.graph.audit_at = 0  # the same cause may affect them
 
     def _skip(self, error: BaseException) -> None:
         """An audit has not come to an end."""

@@ -1,4 +1,4 @@
-"""The replay of an audit (audit.py): beside a call, on clones of what it overwrites."""
+"""The replay of an audit (audit.py), on clones of the tensors that it overwrites."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pygraph.partition.signature import Entry
 from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
 from pygraph.verify.rehearsal import POISON_ONES
 
-_MARGIN = 1 << 28  # bytes that are to be left: fingerprints take half of it, libraries some
+_MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some
 _DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 class NotPossible(RuntimeError):
-    """Why an audit is not made now."""
+    """The reason an audit is not made now."""
 
 
 def give_back(after: int) -> None:
@@ -34,7 +34,7 @@ def give_back(after: int) -> None:
 
 
 class AuditReplay:
-    """One replay on clones of what it overwrites, and what it is compared with."""
+    """One replay on clones of the tensors that it overwrites, and the expected results."""
 
     def __init__(self, host: Host, entry: Entry, args: list[Any]) -> None:
         engine = runtime.engine()
@@ -59,8 +59,8 @@ class AuditReplay:
         self.bytes = clones + graph.output_bytes + graph.block_bytes  # that an execution takes
 
     def check_room(self) -> None:
-        """Raises NotPossible where the device has no room for the clones, the results of both runs, and
-        what the uncaptured one needs besides."""
+        """Raises NotPossible if the device has no room for the clones, the results of both runs, and
+        the internal memory of the uncaptured run."""
         graph = self._graph
         wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
         if _free_bytes() >= wanted:
@@ -85,7 +85,7 @@ class AuditReplay:
         return args[source]  # type: ignore[no-any-return]
 
     def make(self, args: list[Any]) -> None:
-        """Makes the replay. Leaves the arguments and generators alone."""
+        """Makes the replay. Does not change the arguments and generators."""
         clones = clone_shared_storages(args, self._overwritten)
         default = None
         copies = []
@@ -108,8 +108,8 @@ class AuditReplay:
         self._seen = results if self._in_bits else fingerprints(results)
 
     def differing(self, results: Sequence[Any]) -> list[int]:
-        """Which of the call's results are not the replay's. Raises NotPossible if another thread has
-        drawn from the call's generator meanwhile."""
+        """Positions of results that differ between the call and the replay. Raises NotPossible if
+        another thread has drawn from the call's generator meanwhile."""
         if any(generator.get_offset() != offset for generator, offset in self._offsets):
             raise NotPossible("somebody else has drawn random numbers meanwhile")
         tensors = _tensors(results)
@@ -125,7 +125,7 @@ class AuditReplay:
 
 
 def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
-    """As clones.sharing_storages, but Python does not look at the storages."""
+    """Like clones.sharing_storages, without creating Python objects for the storages."""
     memory_of = runtime.engine().memory_of
     addresses = {i: memory_of(arg).data_ptr() for i, arg in enumerate(args) if _is_tensor(arg)}
     shared = {addresses[i] for i in positions if i in addresses}
@@ -141,12 +141,12 @@ def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _free_bytes() -> int:
-    """What the process may still take from the current device."""
+    """Bytes that the process may still allocate on the current device."""
     free, total = torch.cuda.mem_get_info()
     allowed = torch.cuda.get_per_process_memory_fraction() * total
     return int(min(free, allowed - torch.cuda.memory_reserved()))
 
 
 def _kept_bytes() -> int:
-    """What PyTorch's allocator could give back at the most."""
+    """Upper limit of the bytes that PyTorch's allocator could release."""
     return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

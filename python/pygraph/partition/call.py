@@ -1,4 +1,4 @@
-"""One call of a partition function, with all that is needed to record it."""
+"""One call of a partition function, with the information that a recording needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class SideEffects:
-    """What a function does besides returning results, as far as it is known.
+    """The known side effects of a function.
 
-    mutated: positions of inputs that it may write: after a recording of their signature, all of them.
-    Before, those that the compiler names and those that a watched call has changed.
+    mutated: positions of inputs that it may write. Complete after a recording of the signature; before,
+    those that the compiler names, and those that a watched call has changed.
     """
 
     mutated: frozenset[int] = frozenset()
@@ -26,11 +26,11 @@ class SideEffects:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call that is to be made, and recorded.
+    """A call to be made and recorded.
 
-    function: what is recorded. uncaptured: makes the call without a graph. Both consume ``args``.
+    function: the function to record. uncaptured: makes the call without a graph. Both consume ``args``.
     may_donate: whether the graph may use the memory of arguments that the call gives away.
-    pending: an earlier attempt that this call is to go on with.
+    pending: an earlier attempt that this call continues.
     """
 
     function: Function

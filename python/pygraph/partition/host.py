@@ -1,4 +1,4 @@
-"""What the modules that work on a partition's signatures need of the partition."""
+"""The interface of a partition to the modules that handle its signatures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Host(Protocol):
     """A partition, as pipeline.py, selector.py and audit.py see it.
 
-    callable: what the engine calls in the place of the function; it keeps the graphs in use.
+    callable: the engine's replacement of the function; it owns the graphs in use.
     entries: by signature. A reset replaces the dictionary.
     """
 
@@ -38,4 +38,4 @@ class Host(Protocol):
         """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
 
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
+        """Leaves the signature uncaptured: for good, or for many calls if memory was short."""

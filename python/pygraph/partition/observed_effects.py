@@ -1,4 +1,4 @@
-"""What a partition function does besides returning results, as its calls and recordings show it."""
+"""The side effects of a partition function, learned from its calls and recordings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pygraph.partition.signature import PartitionInfo
 from pygraph.record import recorder
 from pygraph.record.side_effects import Watch
 
-# Of so many signatures the first call is watched for side effects. The same code with other sizes has
-# the same ones, and watching costs time.
+# The number of signatures whose first call is watched for side effects. The same code with other sizes
+# has the same side effects, and watching costs time.
 _WATCHED = 2
 
 
 class ObservedEffects:
-    """Of one function, in any of its signatures. Thread-safe."""
+    """The side effects of one function, over all signatures. Thread-safe."""
 
     def __init__(self, info: PartitionInfo) -> None:
         self._info = info
@@ -32,7 +32,7 @@ class ObservedEffects:
 
     @property
     def is_watching(self) -> bool:
-        """Whether a signature's first call is still to be watched."""
+        """Whether the first call of a signature is watched for side effects."""
         return self._watched < _WATCHED
 
     @property
@@ -41,7 +41,8 @@ class ObservedEffects:
         return self.known.draws or self._takes_generators or self.is_watching
 
     def watched_call(self, args: list[Any], run: Function) -> tuple[Sequence[Any], str]:
-        """Makes a signature's first call. Its outputs, and why it could not be watched, or empty."""
+        """Makes a signature's first call. Returns its outputs, and the reason if it could not be
+        watched."""
         with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
             allocator.give_back(after=allocator.bytes_on_gpu(args))
         hinted = self._info.mutated if self.hints_fit(args) else frozenset()
@@ -74,9 +75,9 @@ class ObservedEffects:
         return allocator.bytes_on_gpu([arg for i, arg in enumerate(args) if i not in static])
 
     def hints_fit(self, args: Sequence[Any]) -> bool:
-        """Whether the compiler's hints speak of these arguments.
+        """Whether the positions in the compiler's hints fit these arguments.
 
-        PyTorch 2.11 may drop arguments after it made its maps, which shifts every hint."""
+        PyTorch 2.11 may drop arguments after it collected the hints, which shifts them."""
         numbers = 0 if self._info.counts_numbers else sum(isinstance(arg, int) for arg in args)
         return len(args) - numbers == self._info.argument_count
 

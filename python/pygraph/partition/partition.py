@@ -10,12 +10,12 @@ switches):
     then     replayed by the engine, or run uncaptured; this file is not involved, but to check again
              whether the times (selector.py), and the results (audit.py), still are what they were
 
-Where shapes vary, calls first wait: the engine runs them uncaptured until they have cost as much as a
-recording (recording_policy.py).
+If shapes vary, the engine first runs calls uncaptured until they have used as much time as a recording
+(recording_policy.py).
 
-Threads: whoever records, tries, audits or drops a graph holds runtime.record_lock; the others run
-uncaptured. An entry that has a graph is changed by its holder only. A reset waits for nobody: what it
-has forgotten is not told to the engine any more (``install``).
+Threads: the thread that records, times, audits or drops a graph holds runtime.record_lock; other
+threads run uncaptured. Only the holder changes an entry that has a graph. A reset does not wait for the
+lock: graphs of entries that it dropped are not installed (``install``).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from pygraph.uncapturable import Compilation
 if TYPE_CHECKING:
     from pygraph import _engine
 
-# Signatures remembered after one call. Shapes that never come back must not fill the memory.
+# Signatures remembered after one call. Shapes that do not repeat must not fill the memory.
 _MAX_SEEN = 4096
 
 
 class Partition:
-    """Decides who serves each call of one partition function; ``callable`` goes in its place.
+    """Decides how each call of one partition function is made; ``callable`` replaces the function.
 
     A :class:`~pygraph.partition.host.Host`. Thread-safe.
     """
@@ -63,13 +63,13 @@ class Partition:
         options: Options,
         compilation: Compilation | None = None,
     ) -> None:
-        """compilation: what it is part of, if that can be made anew."""
+        """compilation: the compilation that it belongs to, if that can be repeated."""
         self.info = info
         self.entries: dict[bytes, Entry] = {}
         self._function = function
         self._options = options
         self._compilation = compilation
-        # Of what is known of the signatures, and of what the engine was told; held for moments only.
+        # Protects the entries and the engine's decisions; held briefly.
         self._lock = threading.RLock()
         self._effects = ObservedEffects(info)
         self._thread = threading.local()  # `has_run`: it has run the function
@@ -130,14 +130,14 @@ class Partition:
         return getattr(self._thread, "has_run", False)
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
-        """Called by the engine when nothing is decided for the arguments, or a check is due."""
+        """Called by the engine if there is no decision for the arguments, or a check is due."""
         with runtime.harmless("giving memory back"):
             allocator.give_back_if_due()
         if any(isinstance(arg, (tuple, list)) for arg in args):
             return self._call_unpacked(args)
         key = runtime.engine().signature(args, self.info.device)
         entry = self.entries.get(key)
-        if torch.autograd.profiler._is_profiler_enabled:  # recording would take the profiler's place
+        if torch.autograd.profiler._is_profiler_enabled:  # a recording would replace the profiler
             return self._profiled_call(entry, args)
         modes = _get_current_dispatch_mode_stack()
         if any(not isinstance(mode, _AnalyzeCustomOpInputOutputMode) for mode in modes):
@@ -164,7 +164,7 @@ class Partition:
         return self._selector.recheck(key, entry, args)
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
-        """Runs uncaptured; but the profile of a graph shows its replays, not an audit."""
+        """Runs uncaptured, unless there is a graph: profiles show its replays, and no audit."""
         if entry is None or not audit.is_due(entry) or entry.audits.suspects:
             return self.uncaptured(args)
         audit.postpone(entry)
@@ -238,7 +238,7 @@ class Partition:
                     del self.entries[key]
 
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or where memory was short for many calls."""
+        """Leaves the signature uncaptured: for good, or for many calls if memory was short."""
         is_new = entry.state is not State.REFUSED or entry.reason != reason
         calls_until_retry = entry.calls_until_retry
         if reason.endswith(OUT_OF_MEMORY):

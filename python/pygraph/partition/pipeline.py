@@ -1,7 +1,7 @@
-"""What happens to a signature in the call in which it gets its graph, step by step.
+"""The steps by which a signature gets its graph.
 
-The call is made in any case: by the verification, by the graph, or uncaptured. Whatever goes wrong
-leaves the signature uncaptured, in most cases for good, with the reason kept.
+The call is always made: by the verification, by the graph, or uncaptured. Any failure leaves the
+signature uncaptured, in most cases for good, and its reason is kept.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pygraph.uncapturable import Compilation
 def attempt(call: Call) -> Attempt:
     """Records, links, verifies. Always makes the call. Raises only what ``call.uncaptured`` raises."""
     written = set(call.effects.mutated)
-    # Nothing executes: the function is recorded twice, for addresses only, and src/link.cc finds the
-    # relocations. A pending recording is taken again: its results are right but for the suspects.
+    # Nothing executes: the function is recorded twice, for its addresses, and src/link.cc finds the
+    # relocations. A pending recording is reused: all its results but the suspects were equal.
     recording = call.pending.recording if call.pending else record_and_link(call, written)
     if isinstance(recording, Attempt):
         result = recording
@@ -63,7 +63,8 @@ class Pipeline:
     compilation: Compilation | None
 
     def wait(self, key: bytes, entry: Entry, args: list[Any]) -> bool:
-        """Leaves calls that are not worth a recording yet to the engine. False if they are."""
+        """Tells the engine to run calls uncaptured until a recording is worth its time. False if it is
+        now."""
         # The compiler puts integers last.
         has_numbers = any(isinstance(arg, int) for arg in reversed(args))
         seconds = self.policy.seconds_to_wait(has_numbers)
@@ -87,7 +88,7 @@ class Pipeline:
         return self.record_call(key, entry, args)
 
     def record_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """A call that is worth a recording, unless it is known already that a graph is not wanted."""
+        """Makes a call that is worth a recording, unless the decision on disk is against a graph."""
         has_run_here = self.host.has_run_here
         if entry.recording.retries.is_to_skip(has_run_here):
             return self.host.uncaptured(args)
@@ -140,7 +141,7 @@ class Pipeline:
         )
 
     def _make_room(self, entry: Entry, args: list[Any]) -> int:
-        """Bytes that the call works with. Frees what is cached if that is much."""
+        """The bytes that the call works with. Empties the allocator's cache if they are many."""
         at_stake = 0
         with runtime.harmless("giving memory back"):
             entry.recording.bytes_not_copied = self.effects.bytes_not_copied(args)
@@ -149,22 +150,24 @@ class Pipeline:
         return at_stake
 
     def _give_memory_back(self, at_stake: int) -> None:
-        """What verification has left. A graph that is used already does not ask at its next call, so
-        part of it goes at once; but not where an inference's result is alive (docs/design.md)."""
+        """Releases memory that verification left in the allocator's cache: at the next call, and in
+        training also at once, because a graph in use does not ask at its next call. Not while an
+        inference's result is alive (docs/explanation/memory.md)."""
         with runtime.harmless("giving memory back"):
             allocator.give_back_at_next_call(after=at_stake)
             if self.host.info.kind != "inference":
                 allocator.give_back(after=at_stake)
 
     def _retry_later(self, entry: Entry, result: Attempt) -> None:
-        """The capture failed for a reason that may lie in the call: a library without a handle for the
-        thread, or a pool that the call's memory comes from. A later one tries again."""
+        """Lets a later call record the signature. The capture failed for a reason that may lie in this
+        call: a library without a handle for the thread, or a memory pool of the program's."""
         entry.recording.retries.note(result.is_transient)
         text = "%s: not recorded in this call: %s"
         runtime.note(logging.INFO, text, self.host.info.name, result.failure)
 
     def conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
-        """Refuses the signature, or begins the trial of its graph. seconds: that the attempt took."""
+        """Refuses the signature, or begins the trial of its graph. seconds: the duration of the
+        attempt."""
         entry.recording.pending = result.pending
         if result.failure:
             self.host.refuse(entry, result.failure + self._note_uncapturable(result))
@@ -184,7 +187,7 @@ class Pipeline:
         self.selector.begin_trial_or_install(entry)
 
     def _note_uncapturable(self, result: Attempt) -> str:
-        """What follows from the failure, in words; nothing in most cases."""
+        """The text to add to the reason if the program is compiled again; empty in most cases."""
         with runtime.harmless("noting what cannot be captured"):
             if self.compilation is not None and self.compilation.note_uncapturable(
                 result.operator, result.failure

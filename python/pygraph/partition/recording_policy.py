@@ -1,23 +1,24 @@
-"""When is a signature worth a recording? Programs whose shapes vary could record for ever."""
+"""Decides when a signature is worth a recording, so that programs with varying shapes do not record all
+the time."""
 
 from __future__ import annotations
 
 import dataclasses
 
-# So many signatures are recorded at their second call; for the others a recording must first have
-# been worth it. Integer arguments mean that the compiler was told, or has seen, that shapes vary.
+# The number of signatures that are recorded at their second call; further ones must first use as much
+# time as a recording. Integer arguments mean that shapes vary, as the compiler was told or has seen.
 _RECORDED_AT_ONCE = 2
 _RECORDED_AT_ONCE_IF_DYNAMIC = 0
-# Memory that is short may be free later: in a training loop's first steps, say, or beside another
-# program. Each try may make PyTorch's allocator empty its caches, so there are few, and ever later.
+# Memory that is short now may be free later: after the first steps of a training loop, or when another
+# program ends. Each try may make PyTorch's allocator empty its cache, so the pauses grow.
 _RETRIES = 3
 _CALLS_UNTIL_RETRY = 1000
 _ASSUMED_SECONDS = 0.01  # a recording of a small function, before the first has shown what it takes
-# Recordings of a signature that may fail in threads that have not run the function before. Then it is
-# left to one that has.
+# Recordings of a signature that may fail in threads that have not run the function before. Afterwards
+# only threads that have run it record.
 MOST_IN_NEW_THREADS = 3
-# So many calls that cannot be recorded for a reason of their own are followed by another try at once.
-# Then more and more calls lie between them: all calls of a program may be such.
+# The number of calls that cannot be recorded, for a reason in the call, after which the next call tries
+# again at once. Then the pauses grow, because all calls of a program may be such.
 _TRIED_AT_ONCE = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1 << 16  # calls
 
@@ -37,7 +38,7 @@ class Backoff:
 
 @dataclasses.dataclass
 class Retries:
-    """Recordings of one signature that failed for a reason that may lie in the call or its thread."""
+    """Failed recordings of one signature whose cause may lie in the call or its thread."""
 
     in_new_threads: int = 0  # captures that raised in threads that had not run the function before
     of_single_calls: int = 0  # for a reason that lay in the call
@@ -56,7 +57,7 @@ class Retries:
         return False
 
     def note(self, is_transient: bool) -> None:
-        """A recording failed: for a reason that lay in the call, or in its thread."""
+        """Notes a recording that failed because of the call, or because of its thread."""
         if not is_transient:
             self.in_new_threads += 1
             return
@@ -92,10 +93,10 @@ class RecordingPolicy:
         return self._backoff.next() if self._retries_left >= 0 else 0
 
     def seconds_to_wait(self, has_numbers: bool) -> float:
-        """Host time that calls of a signature take uncaptured before it is worth a recording.
+        """Host time that a signature's uncaptured calls must use before it is recorded.
 
-        Nobody knows how often a shape will come back. Recording it once it has cost what the
-        recording costs is never more than twice as slow as knowing the future.
+        How often a shape will come back is unknown. Recording it once its calls have used as much time
+        as a recording costs at most twice the time of the best choice in hindsight.
 
         has_numbers: whether there are integers among the arguments.
         """
@@ -103,5 +104,5 @@ class RecordingPolicy:
         if self._recordings < at_once:
             return 0.0
         price = self._seconds / self._recordings if self._recordings > 0 else _ASSUMED_SECONDS
-        # Each time that all kept graphs were pushed out by others, recording has paid less.
+        # Whenever new graphs have replaced all kept ones, recordings have gained less.
         return price * (1 << min(self._dropped // self._max_graphs, 60))

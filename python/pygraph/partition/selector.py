@@ -1,6 +1,6 @@
-"""Selection for one partition: runs trials, keeps decisions, checks them again now and then.
+"""Selection for one partition: runs trials, stores decisions, and rechecks them.
 
-What the calls of a signature do that come here, by its state, and what the state is afterwards:
+Calls of a signature that arrive here, by its state, and the state afterwards:
 
     state         call                          next state
     MEASURING     one sample of the trial       MEASURING until the trial decides; then CAPTURED or
@@ -11,8 +11,9 @@ What the calls of a signature do that come here, by its state, and what the stat
     REFUSED       the first tells the engine    REFUSED; forgotten at a later one, if memory was short
     any           what must not fail, failed    REFUSED
 
-*Out of band* is a time that is not what the decision was made by. A signature that is forgotten starts
-over as a new one. The engine calls back once in so many calls of a signature, as it is told.
+A time is *out of band* if it differs from the one that the decision is based on by a factor. A
+signature that is forgotten starts over as a new one. The engine calls back once per a number of calls
+that it is told.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from pygraph.record import recorder
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Trial
 
-# After so many graphs in a row that were selected, further shapes need no trial.
+# The number of selected graphs in a row after which further shapes need no trial.
 _AGREEING_TRIALS = 3
-# A decision is checked again once in so many calls: one call is timed. Where its time is another than
-# when it was decided, by this factor and several times in a row, the decision is made anew.
+# One call in this many is timed to recheck the decision. If its time differs from the decision's by the
+# factor, several times in a row, the decision is repeated.
 _CALLS_PER_RECHECK = 1000
 _BAND = 1.5
 _MOST_OUT_OF_BAND = 3
 
 
 class Selector:
-    """Takes a partition's calls from the moment that a graph was captured to the decision, and later
-    those that check it again. Whoever calls it holds the record lock, but for ``run_trial_call`` and
-    ``recheck``, which take it. What it measures, keeps on disk or cleans up never ends a call: where
-    that fails, the signature goes on as it is, or uncaptured."""
+    """Handles a partition's calls from the capture of a graph to the decision, and later its rechecks.
+    Callers hold the record lock, except for ``run_trial_call`` and ``recheck``, which take it. Errors
+    in measuring, storing or cleaning up never reach the program: the signature keeps its state, or runs
+    uncaptured."""
 
     def __init__(self, host: Host, mode: str) -> None:
         """mode: the option ``pygraph.select``."""
@@ -54,7 +55,7 @@ class Selector:
         self._has_cleaned_up = False
 
     def load_decision(self, key: bytes, entry: Entry) -> None:
-        """A signature is worth recording: is it known already that a graph is not wanted?"""
+        """Loads the decision for a signature that is about to be recorded, if there is one."""
         if self._mode == "never":
             entry.deselect('the option pygraph.select is "never"')
         elif self._mode == "auto" and not entry.selection.cache_key:
@@ -67,7 +68,7 @@ class Selector:
                 entry.deselect(_reason(decision))
 
     def begin_trial_or_install(self, entry: Entry) -> None:
-        """The entry has a verified graph: to be used, or to be tried."""
+        """Uses the entry's verified graph, or begins its trial."""
         is_open = self._mode == "auto" and entry.selection.decision is None
         with self._refusing(entry, "its selection"):
             if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
@@ -96,7 +97,7 @@ class Selector:
             runtime.record_lock.release()
 
     def _begin(self, entry: Entry, trial: Trial) -> None:
-        """The graph is on trial from now on, and not the engine's."""
+        """Begins a trial. Until it ends, the engine does not replay the graph."""
         self._remove_graph(entry)
         entry.measure()
         entry.selection.trial = trial
@@ -134,8 +135,8 @@ class Selector:
             self.install(entry)
 
     def _clean_up(self, entry: Entry) -> None:
-        """Frees what compilation, verification and uncaptured calls have left, as the graph stays. (A
-        program that goes on uncaptured would take the same pieces again.)"""
+        """Empties the allocator's cache when a graph is to stay. (A program that stays uncaptured would
+        allocate the same pieces again.)"""
         graph = entry.graph
         assert graph is not None
         with runtime.harmless("freeing what compilation has left"):
@@ -151,7 +152,7 @@ class Selector:
     # Rechecks.
 
     def recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        """A call whose decision is to be checked again, or that the engine does not know yet."""
+        """Makes a call whose decision is to be rechecked, or that the engine does not know yet."""
         if not runtime.record_lock.acquire(blocking=False):
             return self._host.uncaptured(args)  # still due at the next call
         try:
@@ -199,7 +200,7 @@ class Selector:
         return UNCAPTURED if is_decided else ""
 
     def _compare(self, key: bytes, entry: Entry, variant: str, sample: Sample) -> None:
-        """Makes a decision anew where times are no longer what they were."""
+        """Repeats the decision if times have changed."""
         selection = entry.selection
         decision = selection.decision
         if decision is None or variant not in decision.timings or sample.latency is None:
@@ -223,7 +224,7 @@ class Selector:
             self._forget(key)
 
     def _forget(self, key: bytes) -> None:
-        """Lets a signature that runs uncaptured be recorded anew."""
+        """Lets a signature that runs uncaptured be recorded again."""
         runtime.engine().clear_uncaptured_decisions(self._host.callable)
         self._host.entries.pop(key, None)
         for entry in self._host.entries.copy().values():
@@ -233,7 +234,7 @@ class Selector:
 
     @contextlib.contextmanager
     def _refusing(self, entry: Entry, what: str) -> Iterator[None]:
-        """Lets the signature run uncaptured for good where something fails that must not."""
+        """Turns an internal error into a refusal of the signature."""
         try:
             yield
         except Exception as error:

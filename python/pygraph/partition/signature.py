@@ -1,6 +1,6 @@
-"""What is known of a partition, and of each signature of its arguments.
+"""The state of a partition, and of each signature of its arguments.
 
-The modules that work on a signature each have a record of it, which no other module writes."""
+Each module that handles a signature has a record in it, which no other module writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal["forward", "backward", "inference"]  # the first two are of a tra
 
 @dataclasses.dataclass(frozen=True)
 class PartitionInfo:
-    """What the compiler says of a partition. Hints: nothing relies on them for correctness."""
+    """Hints of the compiler about a partition. Correctness does not depend on them."""
 
     name: str  # the kind, with a number if there are several
     kind: Kind
@@ -38,12 +38,12 @@ class PartitionInfo:
 
     @property
     def is_backward(self) -> bool:
-        """Only a backward is given tensors that nobody else will read."""
+        """Only a backward gets tensors that nothing else will read."""
         return self.kind == "backward"
 
 
 class State(enum.Enum):
-    """What became of one signature."""
+    """The state of one signature."""
 
     UNCAPTURED = "uncaptured"  # not recorded yet
     MEASURING = "measuring"  # captured, and on trial against the uncaptured run
@@ -54,7 +54,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """A recording of which a quick check found all results equal but the suspects."""
+    """A recording whose results were equal in the quick check, except for the suspects."""
 
     recording: Recording
     suspects: Sequence[int]
@@ -105,7 +105,7 @@ class Entry:
         return workspace + self.recording.executable_bytes
 
     def use(self, graph: _engine.CapturedGraph) -> None:
-        """The graph, which is verified, serves the signature's calls."""
+        """Makes the verified graph serve the signature's calls."""
         self.graph, self.state = graph, State.CAPTURED
 
     def measure(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes a call by one variant, uncaptured or replayed, and takes a sample of its time."""
+"""Makes a call by one variant, uncaptured or replayed, and times it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_room(host: Host, graph: _engine.CapturedGraph, trial: Trial) -> None:
-    """Frees cached memory where the trial's next call would find too little."""
+    """Empties the allocator's cache if the trial's next call would find too little memory."""
     with torch.cuda.device(host.info.device):
         wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
         is_short = not allocator.make_room(wanted)
@@ -43,7 +43,8 @@ def timed_call(
 def _timed_replay(
     host: Host, entry: Entry, args: list[Any], sleep: float
 ) -> tuple[Sequence[Any], Sample | None] | None:
-    """None if nothing was launched. What the error held is free then, and so is a graph given up."""
+    """Returns None if nothing was launched. Then the memory that the error's frames held is free, and
+    so is that of a dropped graph."""
     graph = entry.graph
     assert graph is not None
     try:
@@ -63,8 +64,8 @@ def _timed_replay(
 
 
 def _note_no_room(host: Host, entry: Entry, graph: _engine.CapturedGraph) -> None:
-    """A replay found no memory: what the graph itself keeps is for the uncaptured run. A trial ends
-    where it is not the first time."""
+    """Releases the graph's workspace for the uncaptured run after a replay found no memory. Ends the
+    trial if that was not the first time."""
     graph.release_workspace()
     trial = entry.selection.trial
     if trial is not None and trial.note_no_room():
@@ -72,7 +73,7 @@ def _note_no_room(host: Host, entry: Entry, graph: _engine.CapturedGraph) -> Non
 
 
 def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[Any], Sample | None]:
-    """As ``timed``; but where it is the measuring that fails, the call is made all the same."""
+    """Like ``timed``, but makes the call even if measuring fails."""
     results: list[Sequence[Any]] = []
     has_begun = False
 

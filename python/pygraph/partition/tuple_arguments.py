@@ -1,7 +1,8 @@
-"""Partitions that get tuples of tensors, from an operator with several results outside of all graphs.
+"""Partitions with tuples of tensors among their arguments, from an operator with several results
+outside of graphs.
 
-The engine takes tensors and numbers. So the same partition, for calls whose tuples are of the same
-lengths, is one that gets their elements instead.
+The engine takes tensors and numbers only. So calls with tuples of the same lengths go to a partition
+that takes the elements of the tuples.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def unpacked_function(
 
 
 def unpacked_info(info: PartitionInfo, lengths: Lengths) -> PartitionInfo:
-    """What is known of the partition, by the positions of unpacked arguments."""
+    """The partition's information, with the positions of the unpacked arguments."""
     position: dict[int, int] = {}
     count = 0
     for i, length in enumerate(lengths):

@@ -1,11 +1,11 @@
 """Calls of a signature that its graph cannot serve. They run uncaptured.
 
 A backward's graph may use the memory of arguments that calls give away (bindings/tensors/donation.h).
-It is verified with that memory only, so it cannot serve a call that retains them: somebody holds an
+It is verified with that memory only, so it cannot serve a call that retains them: the program holds an
 activation, or calls backward with ``retain_graph``.
 
-Where such calls are no exception, the signature is recorded anew, for a graph that leaves its arguments
-alone.
+If there are many such calls, the signature is recorded again, for a graph that does not use the memory
+of its arguments.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from pygraph import runtime
 
-# A signature is recorded anew after so many calls in a row that retain arguments, or once more than one
-# call in three does.
+# A signature is recorded again after this many calls in a row that retain arguments, or once more than
+# one call in three does.
 _CALLS = 8
 
 
@@ -34,7 +34,8 @@ class DonationState:
     score_updated_at: int = 0
 
     def note_retained(self, replays: int) -> bool:
-        """Counts a call that retains what the graph uses. Whether the signature is to be recorded anew.
+        """Counts a call that retains memory which the graph uses. Returns whether to record the
+        signature again.
 
         replays: of the graph, so far."""
         leaked = replays - self.score_updated_at
@@ -44,7 +45,7 @@ class DonationState:
 
 
 def gives_away(args: list[Any], positions: Sequence[int]) -> bool:
-    """Whether nobody but the call holds the arguments at these positions."""
+    """Whether only the call holds the arguments at these positions."""
     if not positions:
         return True
     groups = runtime.engine().given_away(args)

@@ -1,1 +1,1 @@
-"""Records a function twice, and what a recording must know of its surroundings."""
+"""Records a function twice, and collects what the linker must know about the process."""

@@ -1,9 +1,9 @@
 """What Inductor's Triton kernels read and write, parameter by parameter.
 
-Inductor names the parameters of the kernels that it makes by what becomes of them: ``in_ptr0`` is read,
-``out_ptr0`` written, ``in_out_ptr0`` both. Nothing is said of the user's own kernels, nor of kernels
-whose blocks wait for each other (``sem_ptr``). The engine wants one letter per parameter of the
-compiled kernel (bindings/record/declared_access.h).
+Inductor names the parameters of its kernels by their use: ``in_ptr0`` is read, ``out_ptr0`` written,
+``in_out_ptr0`` both. The user's own kernels, and kernels whose blocks wait for each other
+(``sem_ptr``), have no known accesses. The engine takes one letter per parameter of the compiled kernel
+(bindings/record/declared_access.h).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr)\d*")
 
 
 def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
-    """Of the kernels of the compiled program that the function is in, by the address of each."""
+    """The accesses of all kernels of the function's compiled program, by the address of the kernel."""
     from torch._inductor.runtime.hints import HeuristicType
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -40,7 +40,7 @@ def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) -> str | None:
-    """One letter per parameter; None for a kernel with a parameter that is not understood.
+    """One letter per parameter; None if the kernel has a parameter of an unknown kind.
 
     types: Triton's, by name. meta: Inductor's; names parameters that share memory with others that are
     written.

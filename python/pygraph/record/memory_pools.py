@@ -1,10 +1,9 @@
-"""The memory pools of recordings, and when their memory goes back.
+"""The memory pools of recordings, and when their memory is released.
 
-Each recording has a pool of its own, whose memory is addresses without contents. PyTorch 2.11 gives a
-pool's memory back only while no thread allocates from a pool or captures; in the pool's destructor it
-tries at once, and an exception there ends the process. So pools are never destroyed, not even when the
-process ends (some 100 bytes each), and what their destructor does is done here, as soon as PyTorch
-allows it.
+Each recording has a pool of its own, with addresses in place of memory. PyTorch 2.11 can release a
+pool's memory only while no thread allocates from a pool or captures. The pool's destructor tries at
+once, and an exception there ends the process. So pools are never destroyed, not even when the process
+ends (some 100 bytes each). Their memory is released here, as soon as PyTorch allows it.
 
 Not thread-safe: only the thread that records uses it.
 """
@@ -31,20 +30,21 @@ def make() -> torch.cuda.MemPool:
 
 
 def release(pool: torch.cuda.MemPool) -> None:
-    """Nobody allocates from the pool any more, or holds memory of it."""
+    """To be called when nothing allocates from the pool or holds memory of it."""
     torch._C._cuda_releasePool(_devices.pop(pool.id), pool.id)
     _waiting.append(pool.id)
 
 
 def free() -> None:
-    """Gives the memory of released pools back, if no thread uses a pool just now."""
+    """Releases the memory of released pools, if no thread uses a pool now."""
     while _waiting and runtime.engine().free_pool(*_waiting[-1]):
         _waiting.pop()
 
 
 def _allocator() -> Any:
-    """The one in bindings/record/allocation_log.h. PyTorch's wrapper notes allocations by address, and
-    another recording may have the same addresses before this one's are given back: each has its own."""
+    """The allocator of bindings/record/allocation_log.h. One object per recording: PyTorch's wrapper
+    stores allocations by address, and another recording may use the same addresses before this one's
+    are released."""
     library = runtime.engine().__file__
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library, "pygraph_record_allocate", "pygraph_record_free"

@@ -1,4 +1,5 @@
-"""Whose memory a graph's constant addresses are (include/pygraph/constants.h): Python's part."""
+"""The owners of a graph's constant addresses (include/pygraph/constants.h), as far as Python knows
+them."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ _DEEPEST = 4  # of containers, closures and wrappers inside each other
 
 
 def held_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
-    """Tensors that a compiled function reaches by itself: Inductor's constants, in its globals.
+    """Tensors that a compiled function refers to: Inductor's constants, in its globals.
 
-    The graph holds them from now on. What an operator reaches is not among them.
+    The graph keeps references to them. Tensors that an operator refers to are not included.
     """
     found: dict[int, torch.Tensor] = {}
     for tensor in _tensors_of(function, _DEEPEST):
@@ -61,12 +62,12 @@ def _parts_of(value: Any) -> list[Any]:
 
 
 def cached_memory() -> list[Piece]:
-    """What PyTorch's allocator owns, in use or not: it may give it to anybody."""
+    """Memory of PyTorch's allocator, in use or not, which it may reuse."""
     return [(s["address"], s["total_size"]) for s in _segments((0, 0))]
 
 
 def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """Of one pool of PyTorch's allocator, or of all: (0, 0)."""
+    """The segments of one pool of PyTorch's allocator, or of all pools: (0, 0)."""
     for item in (*pool, False):  # the last one: include_traces
         for _ in range(_references_taken()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
@@ -76,10 +77,10 @@ def _segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _references_taken() -> int:
-    """How many references a snapshot takes from each item of its argument: a pool's numbers, and
-    whether it includes traces. It should be none. PyTorch 2.11 takes one, as
-    ``THCPModule_memorySnapshot`` owns what ``PyTuple_GetItem`` lends. So the numbers would be freed
-    while the pool still has them, and ``False`` itself after some thousand snapshots (before 3.12)."""
+    """How many references a snapshot drops from each item of its argument (a pool's numbers, and a
+    flag). It should drop none. PyTorch 2.11 drops one, because ``THCPModule_memorySnapshot`` treats the
+    borrowed references of ``PyTuple_GetItem`` as its own. The numbers would be freed while the pool
+    still uses them, and before Python 3.12 ``False`` itself after some thousand snapshots."""
     kept = [int("1000000007"), int("1000000009")]  # no constants of the code
     before = [sys.getrefcount(number) for number in kept]
     for number in kept:
@@ -91,7 +92,7 @@ def _references_taken() -> int:
 
 
 def still_held(pool: torch.cuda.MemPool) -> list[Piece]:
-    """Memory of a recording's pool that somebody holds after its results are gone."""
+    """Memory of a recording's pool that is still held after the results are gone."""
     pieces = _active(pool)
     if pieces:
         gc.collect()  # it may only be part of a cycle

@@ -1,7 +1,7 @@
 """Records a compiled function twice and links the recordings to a captured graph.
 
-Nothing executes here, on the GPU: a capture only notes what would. stream_capture.py makes one
-recording; the engine's side is ``bindings/record/recording_pair.h``.
+Nothing executes on the GPU during a capture. stream_capture.py makes one recording; the engine's part
+is ``bindings/record/recording_pair.h``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pygraph")
 
-OUT_OF_MEMORY = "ran out of memory"  # how reasons end that may be gone later
+OUT_OF_MEMORY = "ran out of memory"  # the end of reasons that are retried later
 _DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A function that is to be recorded for arguments like ``args``, which are not touched.
+    """A function to record, for arguments like ``args``, which are not changed.
 
     device: the GPU's index.
     draws: whether the function uses the device's default generator.
     sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
         live and die together (tensors saved for backward, gradients). None: all of them.
-    given_away: arguments that nobody sees after calls (bindings/tensors/donation.h).
+    given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
     capacity: addresses for each recording, in bytes.
-    lanes: how many nodes of a graph may run at a time.
+    lanes: how many nodes of a graph may run at the same time.
     written: ``record`` adds the positions of arguments that the function may write to, also where the
         recordings cannot be linked.
     """
@@ -54,7 +54,7 @@ class Request:
 
 
 class StandIns(Protocol):
-    """The memory of a recording's stand-ins: a graph that uses it is wrong."""
+    """The stand-in pages of a recording. A graph that uses them is wrong."""
 
     def poison(self) -> None: ...
 
@@ -66,13 +66,13 @@ class Recording:
     """A captured graph, and the pair of recordings whose stand-ins verification still needs.
 
     returned: positions of the arguments that are results, or that results are views of.
-    branched: the same graph, its nodes beside each other where they can be, or None.
+    branched: the same graph with branches, or None.
     """
 
     graph: _engine.CapturedGraph
     pair: StandIns
     generators: list[torch.Generator]  # that the graph advances
-    given_away: frozenset[int] = frozenset()  # arguments that nobody sees after the call
+    given_away: frozenset[int] = frozenset()  # arguments that nothing uses after the call
     returned: frozenset[int] = frozenset()
     branched: _engine.CapturedGraph | None = None
 
@@ -100,7 +100,7 @@ def record(request: Request) -> Recording:
         donated = list(request.given_away)
         count = 0
         for index in range(2):
-            # Stand-ins count as memory, and take none.
+            # PyTorch counts stand-ins as memory, although they use none.
             with runtime.capturing(), allocator.unlimited():
                 count = StreamCapture(request.function, pair, index, device, sources, generators).make()
             request.written.update(pair.may_write())
@@ -118,9 +118,9 @@ def link_branched(
     given_away: list[_engine.GivenAway],
     lanes: int,
 ) -> _engine.CapturedGraph | None:
-    """The recorded graph with as many of its nodes beside each other as can be, up to ``lanes``.
+    """The recorded graph with branches: up to ``lanes`` nodes may run at the same time.
 
-    None where that is one after the other, or the driver refuses: the chain does as well.
+    None if the nodes need the order of the chain, or the driver refuses. The chain is used then.
     """
     if lanes == 1:
         return None

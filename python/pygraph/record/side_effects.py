@@ -1,4 +1,4 @@
-"""What a function does besides returning results, seen from outside in one uncaptured call."""
+"""The side effects of a function, observed from outside in one uncaptured call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _Positions = tuple[int, ...]  # of arguments that share a fingerprint
 class Watch:
     """Watches one uncaptured call: which inputs does it write, and does it draw random numbers?
 
-    The compiler knows most of it, but not all (buffers it may overwrite because nobody needs them
-    any more), so the contents are compared before and after, by fingerprint. What the call gives
-    away, as a backward does with most of its inputs, is looked at when the call frees it.
+    The compiler knows most side effects, but not all (buffers that it may overwrite because nothing
+    needs them any more). So the contents of inputs are compared before and after the call, by
+    fingerprint. Inputs that the call gives away, as a backward does with most of them, are read when
+    the call frees them.
     """
 
     def __init__(self, args: list[Any], device: int) -> None:
@@ -64,7 +65,8 @@ class Watch:
         return frozenset(i for positions in (*written, *unknown) for i in positions)
 
     def draws(self) -> bool:
-        """Whether the default generator was used. Another thread's use gives a harmless yes."""
+        """Whether the default generator was used. Use by another thread also gives True, which is
+        harmless."""
         return bool(self._generator.get_offset() != self._offset)
 
 
@@ -73,5 +75,5 @@ def _fingerprints(tensors: dict[_Positions, torch.Tensor]) -> dict[_Positions, t
 
 
 def _of_memory(memory: torch.Tensor) -> torch.Tensor:
-    """The fingerprint of bytes, taken eight at a time where that comes out even."""
+    """The fingerprint of bytes, eight at a time if their number is a multiple of eight."""
     return fingerprint(memory.view(torch.int64) if memory.numel() % 8 == 0 else memory)

@@ -1,4 +1,4 @@
-"""One stream capture of a function on stand-ins for its arguments, and what is left if it fails."""
+"""One stream capture of a function on stand-ins for its arguments, and the clean-up if it fails."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger("pygraph")
 
 
 class PoolInUse(RuntimeError):
-    """The capture's memory came from elsewhere, as it may where the thread allocates from a pool of the
-    program's (torch.cuda.use_mem_pool). A later call may be recorded."""
+    """The capture's memory came from another pool, because the thread allocates from a pool of the
+    program (torch.cuda.use_mem_pool). A later call may be recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StreamCapture:
         return count
 
     def _capture_into(self, pool: torch.cuda.MemPool) -> int:
-        """Nothing refers to the pool's memory afterwards but what somebody keeps, or an exception."""
+        """Afterwards only an operator that keeps memory, or an exception, refers to the pool."""
         stand_ins = self.pair.stand_ins(self.index)
         stream = side_stream(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -82,8 +82,9 @@ class StreamCapture:
                         "the call's memory comes from a torch.cuda.MemPool of the program's"
                     )
                 returned = self.function(stand_ins)
-                # One random kernel more per generator: it tells the engine what the graph has drawn.
-                # (In one tensor: torch.use_deterministic_algorithms has each fresh one filled.)
+                # The sentinels: one more random kernel per generator, from which the engine learns how
+                # many numbers the graph draws. (In one tensor, because
+                # torch.use_deterministic_algorithms fills each new tensor.)
                 sentinels = torch.empty(len(self.generators), device=f"cuda:{self.device}")
                 for i, generator in enumerate(self.generators):
                     sentinels[i : i + 1].uniform_(generator=generator)
@@ -102,7 +103,7 @@ class StreamCapture:
             graph.reset()
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
-        """Brings stream, allocator and generators back after a capture that failed."""
+        """Restores stream, allocator and generators after a capture that failed."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "the CUDA graph is empty"
@@ -126,8 +127,8 @@ class StreamCapture:
 
 
 def _keep_held(pair: _engine.RecordingPair, index: int, pool: torch.cuda.MemPool) -> str:
-    """Ends the use of a recording's pool. What somebody still holds of its memory becomes valid for
-    good; says who allocated that."""
+    """Ends the use of a recording's pool. Memory of it that is still held stays valid for good. Returns
+    the name of the operator that allocated it, or an empty string."""
     pieces = owned_memory.still_held(pool)
     if pieces:
         return pair.retain(index, pieces)
@@ -143,7 +144,7 @@ _interrupted: list[_Left] = []  # of those that a KeyboardInterrupt or the like 
 
 
 def check_abandoned() -> None:
-    """To be called when the error of a recording is gone, which held what the recording had."""
+    """Cleans up after failed recordings. Their errors, which hold memory, must be gone."""
     while _abandoned:
         try:
             _keep_held(*_abandoned.pop())
@@ -152,8 +153,8 @@ def check_abandoned() -> None:
 
 
 def check_interrupted() -> None:
-    """Before a recording. An interpreter that shows an interrupt holds its traceback, and all that was
-    local there, until it shows another error: that is not to become valid for good."""
+    """Cleans up after interrupted recordings. An interactive interpreter keeps the traceback of an
+    interrupt, and so its local variables, until the next error. Such memory is not kept for good."""
     for left in _interrupted.copy():
         pair, index, pool = left
         with runtime.harmless("looking at an interrupted recording"):
@@ -163,14 +164,14 @@ def check_interrupted() -> None:
 
 
 def make_handles() -> None:
-    """Makes what cuBLAS keeps for each thread from its first use on, and cannot make in a capture. Not
-    for programs that do without: it takes 70 MiB."""
+    """Creates this thread's cuBLAS handle, which cannot be created in a capture. Only for programs that
+    need it: it takes 70 MiB."""
     torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No cache emptied, no finalizer run while capturing."""
+    """Keeps PyTorch from emptying its cache, and Python from running finalizers, while capturing."""
     empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
     collects = gc.isenabled()
     torch._C._cudnn_set_conv_benchmark_empty_cache(False)

@@ -1,4 +1,4 @@
-"""The report as data. Its JSON form, :meth:`Report.to_dict`, is documented in docs/explain.md."""
+"""The report as data. docs/reference/report.md documents its JSON form, :meth:`Report.to_dict`."""
 
 from __future__ import annotations
 

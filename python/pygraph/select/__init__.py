@@ -1,1 +1,1 @@
-"""Which way to run is fastest? Trials on the program's own calls, and what they decided."""
+"""Selection: trials on the program's own calls, and decisions on disk."""

@@ -1,8 +1,8 @@
-"""Selections that were measured, kept on disk beside Inductor's cache.
+"""Decisions of trials, kept on disk beside Inductor's cache.
 
 One small file per compiled program, signature, kind of GPU and version. Files are written whole and
-renamed into place, so that processes can share the folder; a file that cannot be read is as good as
-none, and nothing here ever raises.
+renamed, so that processes can share the folder. A file that cannot be read counts as missing. Nothing
+here raises.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Which way to run is fastest here? Tried out on the program's own calls.
+"""A trial: finds the fastest variant on the program's own calls.
 
-A graph that was verified is on trial first: the next calls of its signature take turns between the
-*variants*, uncaptured and replayed. Each such call starts on an idle stream, in one of two ways:
+A verified graph is on trial first: the next calls of its signature run uncaptured and replayed, the
+*variants*, by turns. Each such call starts on an idle stream, in one of two ways:
 
     alone    gives the latency: from the call to the end of its last kernel
     behind   the GPU is kept busy until everything is issued, which gives its own time, without gaps
 
-In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant of the
-smallest period is selected; among equals the one of the smallest latency; among equals again the one
-that keeps the least memory, so a graph that gains nothing is given up. Equal is what differs by less
-than 1 %. A trial ends as soon as the repetitions show that a difference is no noise.
+In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant with the
+smallest period is selected; among equals the one with the smallest latency; among equals again the one
+that keeps the least memory, so a graph that gains nothing is dropped. Differences below 1 % count as
+equal. A trial ends as soon as a difference is larger than the noise.
 
-All of these calls are the program's own: nothing is run twice, cloned or set back, and a program that
+All of these calls are the program's own: nothing runs twice, is cloned or set back, and a program that
 makes three calls pays for three.
 """
 
@@ -75,7 +75,7 @@ class Decision:
 
 
 class Trial:
-    """Says which variant is to run next, takes the samples, and decides. Not thread-safe."""
+    """Chooses the next variant to run, collects the samples, and decides. Not thread-safe."""
 
     def __init__(self, memory: Mapping[str, int]) -> None:
         """memory: bytes that each variant keeps between calls, by its name."""
@@ -100,13 +100,13 @@ class Trial:
         return 1.5 * min(known) + 50e-6 if known else 0.0
 
     def note_no_room(self) -> bool:
-        """Counts a call that found no memory; whether there were too many. (Each makes PyTorch's
+        """Counts a call that found no memory. Returns whether these are too many. (Each makes PyTorch's
         allocator empty its caches.)"""
         self._without_room += 1
         return self._without_room >= _MOST_WITHOUT_ROOM
 
     def add(self, sample: Sample) -> Decision | None:
-        """Takes the sample of the call that ``variant`` and ``sleep`` spoke of."""
+        """Adds the sample of the call that ``variant`` and ``sleep`` described."""
         name = self._left.pop(0)
         if name in self._warm:
             self._samples[name].append(sample)

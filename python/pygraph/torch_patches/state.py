@@ -18,7 +18,7 @@ State = Literal["active", "off", "unknown source", "failed"]
 
 @dataclasses.dataclass(frozen=True)
 class PatchStatus:
-    """One patch of PyTorch (docs/reference.md).
+    """One patch of PyTorch (docs/reference/patches.md).
 
     state: "active" where it is in use, in one program at least; "off" where nobody has asked for it, or
         no program has been compiled with it yet; "unknown source" where the installed PyTorch has other

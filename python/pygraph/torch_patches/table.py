@@ -73,7 +73,7 @@ PATCHES: tuple[Patch, ...] = (
         },
         exact=True,
         scope="compilation",
-        saves="280 of 440 us with 1117 parameters, 20 of 35 with 142 (docs/design.md, parameters)",
+        saves="280 of 440 us with 1117 parameters, 20 of 35 with 142 (docs/results/host-time.md)",
         apply=f"{_OURS}.parameters:apply",
     ),
     Patch(
@@ -97,7 +97,7 @@ PATCHES: tuple[Patch, ...] = (
         },
         exact=False,
         scope="compilation",
-        saves='73 of 160 us for MobileBERT, 21 to 31 of 113 for BERT (docs/design.md, "The guards")',
+        saves="73 of 160 us for MobileBERT, 21 to 31 of 113 for BERT (docs/results/host-time.md)",
         apply=f"{_OURS}.class_guard:apply",
     ),
     Patch(
@@ -107,7 +107,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("5d234e57dac72f74", "bf4bf0c33a7e0330", "60f1c7354c10181d")},
         exact=False,
         scope="compilation",
-        saves='151 of 155 us for 200 pairs of layers in a Sequential (docs/design.md, "The guards")',
+        saves="151 of 155 us for 200 pairs of layers in a Sequential (docs/results/host-time.md)",
         apply=f"{_OURS}.method_guard:apply",
     ),
     Patch(
@@ -117,7 +117,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("e746f92929b20283", "84a8202cdd667a07")},
         exact=True,
         scope="process",
-        saves='with number_arguments 150 of 208 us for 18 NumPy numbers (docs/design.md, "Settings")',
+        saves="with number_arguments 150 of 208 us for 18 NumPy numbers (docs/results/host-time.md)",
         apply=f"{_OURS}.numbers:apply_to_guards",
     ),
     Patch(
@@ -139,7 +139,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("0524337bd028d648",)},
         exact=True,
         scope="process",
-        saves='110 to 140 us for 206 arguments of a training step (docs/design.md, "Settings")',
+        saves="110 to 140 us for 206 arguments of a training step (docs/results/host-time.md)",
         apply=f"{_OURS}.dead_wrappers:apply",
     ),
     Patch(
@@ -155,7 +155,7 @@ PATCHES: tuple[Patch, ...] = (
         },
         exact=False,
         scope="compilation",
-        saves='25 of 72 us for BERT, 26 of 93 for MobileBERT (docs/design.md, "The guards")',
+        saves="25 of 72 us for BERT, 26 of 93 for MobileBERT (docs/results/host-time.md)",
         apply=f"{_OURS}.attribute_guard:apply",
     ),
     Patch(
@@ -210,7 +210,7 @@ PATCHES: tuple[Patch, ...] = (
         exact=True,
         scope="process",
         saves="with pregraph_range, module_flag and untraced_call 8 of 15 us for a function, 17 of 27 "
-        'for a small module (docs/design.md, "What Dynamo does before each call")',
+        "for a small module (docs/results/host-time.md)",
         apply=f"{_OURS}.compiled_call:apply",
     ),
     Patch(
@@ -223,7 +223,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("86027fdd37458db0", "c7d4f6e45bdbd78f", "a3d7194773318409")},
         exact=True,
         scope="process",
-        saves='2.0 of 12.3 us for a small module (docs/design.md, "Settings")',
+        saves="2.0 of 12.3 us for a small module (docs/results/host-time.md)",
         apply=f"{_OURS}.pregraph_range:apply",
     ),
     Patch(
@@ -246,7 +246,7 @@ PATCHES: tuple[Patch, ...] = (
         },
         exact=True,
         scope="compilation",
-        saves='1 us (docs/design.md, "The guards")',
+        saves="1 us (docs/results/host-time.md)",
         apply=f"{_OURS}.saved_hooks_guard:apply",
     ),
     Patch(
@@ -256,7 +256,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("f68b4735a157a0f2", "")},
         exact=True,
         scope="process",
-        saves='0.7 us for a module that compiled_call leaves to PyTorch (docs/design.md, "Settings")',
+        saves="0.7 us for a module that compiled_call leaves to PyTorch (docs/results/host-time.md)",
         apply=f"{_OURS}.module_flag:apply",
     ),
     Patch(
@@ -266,7 +266,7 @@ PATCHES: tuple[Patch, ...] = (
         known={"2.11": ("9ac55d0a6a29493e", "e8580642c0bc4b62")},
         exact=True,
         scope="compilation",
-        saves='0.6 us (docs/design.md, "Settings")',
+        saves="0.6 us (docs/results/host-time.md)",
         apply=f"{_OURS}.untraced_call:apply",
     ),
 )

@@ -1,1 +1,1 @@
-"""Is a graph's replay equal to the uncaptured run? Before it is used, and from time to time after."""
+"""Compares replays with the uncaptured run, before a graph is used and later."""

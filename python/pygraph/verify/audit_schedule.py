@@ -1,9 +1,9 @@
-"""When is a graph to be audited, and what has become of its audits? (See partition/audit.py.)
+"""When a graph is audited, and the results of its audits. (See partition/audit.py.)
 
-At its calls 100, 1000, 10 000, 20 000 and so on. The first two are made whatever they cost, like the
-verification before them. A further one waits until all of the graph's audits, itself included, take no
-more than a thousandth of the time that the graph's calls have taken. An interval that the user has
-given is kept to, at any cost.
+By default at its calls 100, 1000, 10 000, 20 000 and so on. The first two are made at any cost, like
+the verification before them. A further one waits until all of the graph's audits, itself included, take
+no more than a thousandth of the time of the graph's calls. An interval given by the user is kept at any
+cost.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Audits:
         return due
 
     def retry_at(self, replays: int) -> int:
-        """As ``due_at``, after one for which memory was short."""
+        """Like ``due_at``, after an audit for which memory was short."""
         return replays + min(self.interval or _LATER, _LATER)
 
     def soon(self, replays: int) -> int:
-        """As ``due_at``, after one that something else was in the way of."""
+        """Like ``due_at``, after an audit that was not possible for another reason."""
         return replays + _SOON
 
     def replays_since_good(self, replays: int | None) -> int:
@@ -70,6 +70,6 @@ class Audits:
         return replays - self.good_at
 
     def note_seconds(self, seconds: float, goes_on: bool = False) -> None:
-        """What an audit has taken, or its thorough check, which ``goes_on`` with it."""
+        """Adds the duration of an audit, or of its thorough check (``goes_on``)."""
         self.seconds += seconds
         self.last_seconds = seconds + (self.last_seconds if goes_on else 0.0)

@@ -1,8 +1,9 @@
-"""One kernel after the other, or beside each other where they can? Timed before a graph is used.
+"""Chain or branches: the faster layout of a new graph, by timing.
 
-Kernels beside each other fill a GPU that one of them leaves half empty; where each fills it alone they
-gain nothing, and each wait across branches costs. So both layouts of a new graph are replayed by turns,
-on copies of a call's inputs (see rehearsal.py), and branches are used where they gain.
+Kernels that run at the same time fill a GPU that one of them leaves half empty. If each kernel fills it
+alone, branches gain nothing, and each wait across branches costs time. So both layouts of a new graph
+are replayed by turns, on copies of a call's inputs (see rehearsal.py), and branches are used if they
+are faster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.Captured
 
 
 def is_faster(chain: Callable[[], float], branched: Callable[[], float]) -> bool:
-    """Whether the second of two replays gains. Each makes one replay and returns its seconds."""
+    """Whether the second of two replays is faster. Each makes one replay and returns its seconds."""
     rounds = _ROUNDS if min(chain(), chain()) < _LONG else _ROUNDS_OF_LONG
     branched()
     best_chain = best_branched = float("inf")

@@ -1,4 +1,4 @@
-"""Is one result equal to another, or as close as results of the same computation come?"""
+"""Compares results: by bits, and by the spread of several uncaptured runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pygraph.verify.distance import Distance, agree, distance, with_outliers
 
 # Tensors beyond this are compared by fingerprint, which takes no memory.
 LARGE_BYTES = 1 << 22
-# How far outside the spread of uncaptured runs a replay may lie, as they are only samples.
+# How far outside the spread of uncaptured runs a replay may lie, because the runs are only samples.
 _SPREAD_FACTOR = 2.0
-# By how much, of its norm, a result may differ where the order of additions is left to chance. A
-# changed last bit can flip roundings to TF32 or bfloat16 in whatever is computed from it.
+# The share of its norm by which a result may differ if the order of additions varies. A changed last
+# bit can flip roundings to TF32 or bfloat16 in everything computed from it.
 _ROUNDING = {torch.float16: 2.0**-7, torch.bfloat16: 2.0**-7}
 _ROUNDING_OF_OTHERS = 2.0**-10
 
@@ -41,7 +41,7 @@ def fingerprints(results: Iterable[Any]) -> list[int]:
 def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor:
     """A mask of the elements that still hold the bits (ones, zeros) that two runs started with.
 
-    Kernels leave padding of their results unwritten (attention's log-sum-exp); it says nothing.
+    Kernels leave padding of their results unwritten (attention's log-sum-exp). It is not compared.
     """
     ones, zeros = as_integers(with_ones), as_integers(with_zeros)
     mask = (ones == torch.zeros_like(ones).bitwise_not_()) & (zeros == 0)
@@ -50,8 +50,8 @@ def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """A result that the graph may have got wrong: a replay is further from an uncaptured run than other
-    uncaptured runs are."""
+    """A result that may be wrong: a replay is further from an uncaptured run than other uncaptured runs
+    are."""
 
     position: int
     replay: Distance
@@ -61,8 +61,8 @@ class Mismatch:
 class Comparison:
     """Replays of a graph against uncaptured runs of its function, result by result.
 
-    Keeps the results of one execution, and masks for each; what was added can be freed. Where that is
-    much it waits in host memory, of which each result has its part on the device while it is compared.
+    Keeps the results of one execution, and masks for each; results that were added can be freed. Large
+    ones are kept in host memory, and each result is on the device only while it is compared.
     """
 
     def __init__(self, ones: Sequence[torch.Tensor]) -> None:
@@ -94,8 +94,8 @@ class Comparison:
         self._replay = self._written_bits(self._on_device(self._first))
 
     def add_replay(self, results: Sequence[torch.Tensor]) -> None:
-        """A replay whose fresh outputs held ones. After runs it is the one that is judged: by then it
-        is known better what differs between runs."""
+        """Adds a replay whose fresh outputs held ones. Added after the runs, it is the replay that is
+        judged, because by then it is known which elements differ between runs."""
         results = list(map(distinct, results))
         self._is_left_to_chance |= self._written_bits(results) != self._replay
         if self._run:
@@ -140,16 +140,20 @@ class Comparison:
         return (tensor.to(device) for tensor, device in zip(kept, self._devices, strict=True))
 
     def mismatches(self) -> list[Mismatch]:
-        """The results that the graph may have got wrong, by what was added until now.
+        """The results that may be wrong, judged by the executions added so far.
 
-        Outliers are how chance shows where a last bit decides: what lies on either side of a
-        comparison, and all that follows from it (masks, whole rows). As many of them as uncaptured
-        runs have prove nothing. Where any result differs between equal runs or replays, all that
-        depend on it may, even if they did not in the few runs there were: of many sums by atomic
-        additions, some come out another way now and then. Then an error of the size of a rounding
-        proves nothing either. Nor does an error in elements that do not agree between runs: some
-        agree roughly, by chance. NaN where all runs agree on a number is no chance, but poison; and so
-        is NaN in most of a result that runs have numbers for, even if they never agree.
+        Outliers are accepted up to the number that uncaptured runs have: where a last bit differs,
+        comparisons near zero flip, and so do masks and whole rows that depend on them.
+
+        Errors of the size of a rounding are accepted if any result differs between equal runs or equal
+        replays: among many sums by atomic additions, some differ only now and then, and not in the few
+        runs that were made.
+
+        Elements that differ between uncaptured runs are excluded: a replay cannot be judged by them,
+        even where it happens to be close.
+
+        NaN is never accepted where all runs agree on a number, nor in most of a result for which runs
+        have numbers: it is poison, read through a missed address.
         """
         found = []
         for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
@@ -166,7 +170,7 @@ class Comparison:
         return found
 
     def _written_bits(self, results: Iterable[torch.Tensor]) -> list[int]:
-        """A fingerprint per result, of what kernels write: the rest is whatever was there."""
+        """A fingerprint per result, of the elements that kernels write."""
         return fingerprints(map(_with_zeros, results, self._on_device(self._unwritten)))
 
     def _distances(

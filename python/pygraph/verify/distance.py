@@ -1,4 +1,4 @@
-"""How far one result is from another, element by element."""
+"""The distance between two results, element by element."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CHUNK = 1 << 20  # elements compared at a time
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """How far one execution's result is from another's.
+    """The distance of one execution's result from another's.
 
-    outliers: elements that do not agree even roughly. error: of the others, as a share of the norm,
-    without those that do not agree from run to run.
+    outliers: the number of elements that do not agree even roughly. error: the error of the other
+    elements, as a share of the norm, without those that differ between runs.
     """
 
     outliers: int
@@ -78,7 +78,7 @@ def _wide(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _agrees(deviation: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Which elements are the same value, but for roundings. NaN never is."""
+    """A mask of the elements that are equal up to roundings. NaN never is."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return deviation == 0
     return deviation.abs() <= _ROUGHLY * (value.abs() + value.abs().nanmedian()).nan_to_num(0, 0, 0)

@@ -1,10 +1,10 @@
-"""One call, rehearsed: replays of a new graph and uncaptured runs, on copies of the call's inputs.
+"""A rehearsal of one call: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
-Copies are needed of what a run overwrites: of much that was saved for a backward, which a replay gives
-to its results. So that the device need not have room for that twice, the originals wait in host memory
-until the call itself is made, and each run has its copies from there.
+Inputs that a run overwrites must be copied: in a backward, most saved tensors, whose memory a replay
+gives to its results. In order not to need that memory twice on the device, the originals wait in host
+memory until the call is made, and each run's copies come from there.
 
-What is compared with what, and what follows from it, is the subject of verify.py.
+verify.py decides what to compare.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ POISON_ONES, POISON_ZEROS = 0xFF, 0x00  # bytes that fresh outputs are filled wi
 
 
 class VerificationError(RuntimeError):
-    """The reason a graph is not to be used, in words for the report."""
+    """A graph must not be used; the text is the reason."""
 
 
 class WrongReplay(VerificationError):
-    """The graph does something else than the function."""
+    """The graph computes something else than the function."""
 
 
 class Rehearsal:
     """The inputs before a call, and ways to run on copies of them.
 
-    Nothing has run when it is constructed. The call consumes ``args``, as compiled functions do.
+    The constructor runs nothing. The call consumes ``args``, as compiled functions do.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class Rehearsal:
         self._function = function
         self._args = args
         graphs = [g for g in (recording.graph, recording.branched) if g is not None]
-        # What nobody else holds; to be asked before Python has looked at the storages (gpu/clones.py).
+        # Tensors that nothing else holds; to be found before Python objects for the storages exist
+        # (gpu/clones.py).
         groups = runtime.engine().given_away(args) if recording.given_away else []
         self._may_wait = [i for group in groups for i in group.positions]
         # A result that is an argument must not be compared with itself: so each run has its own.
         own = mutated.union(recording.returned, *(graph.donated for graph in graphs))
         self._overwritten = sorted(own)
-        # Positions of the inputs that are results after the outputs.
+        # Positions of the written inputs, which count as results after the outputs.
         self.visible = sorted(sharing_storages(args, mutated) - recording.given_away)
         self._movable = sorted(set(self._may_wait).intersection(self._overwritten))
         self._movable_bytes = sum(args[i].nbytes for i in self._movable)
@@ -75,8 +76,9 @@ class Rehearsal:
         self._offsets = [generator.get_offset() for generator in self._generators]
 
     def _give_memory_back(self) -> None:
-        """Runs take pieces of different sizes, with and without donated memory."""
-        forget()  # it lies in a piece that a run has left, which could not be given back
+        """Empties the allocator's cache: runs with and without donated memory need pieces of different
+        sizes."""
+        forget()  # it lies in a piece of a run's memory, which could not be released otherwise
         allocator.give_back(after=self._at_stake)
 
     def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
@@ -95,7 +97,7 @@ class Rehearsal:
         return replay
 
     def call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
-        """The call: its outputs, and all its results. After this the inputs are gone."""
+        """Makes the call. Returns its outputs, and all its results. Consumes the inputs."""
         self.recording.graph.release_workspace()  # not to be held beside what the call allocates
         self._give_memory_back()
         self._set_offsets()
@@ -109,7 +111,8 @@ class Rehearsal:
     def run_uncaptured(
         self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None
     ) -> list[torch.Tensor]:
-        """The wanted results of an uncaptured run on clones, with other work for as many seconds."""
+        """Makes an uncaptured run on clones, beside a ``load`` of the given seconds. Returns the wanted
+        results."""
 
         def run() -> list[torch.Tensor]:
             args = self._clones()
@@ -132,8 +135,9 @@ class Rehearsal:
         gives_away: bool = True,
         load: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:
-        """All or the wanted results of a replay on clones, with their memory if it ``gives_away`` what
-        calls do, and with other work. Raises VerificationError."""
+        """Makes a replay on clones, beside a ``load``. Returns all results, or the wanted ones.
+        ``gives_away``: whether the graph may use the memory of donated inputs. Raises
+        VerificationError."""
 
         def run() -> list[torch.Tensor]:
             args = self._clones()
@@ -157,8 +161,8 @@ class Rehearsal:
         return self._with_room(run)
 
     def _clones(self) -> list[Any]:
-        """The arguments of one run. Its writes count for none of the call's own tensors: what is not
-        cloned has a version counter of its own."""
+        """The arguments of one run. Writes do not change the version counters of the call's own
+        tensors: tensors that are not cloned get a counter of their own."""
         clones = clone_shared_storages(self._args, self._overwritten, self._device)
         return [
             clone.data if clone is arg and isinstance(arg, torch.Tensor) else clone
@@ -166,7 +170,8 @@ class Rehearsal:
         ]
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """The run's results; of inputs in host memory where they are large, or memory is short."""
+        """Makes a run. Moves the inputs that it overwrites to host memory if they are large, or memory
+        is short."""
         if self._movable_bytes > allocator.MUCH:
             self._park()
         self._give_memory_back()
@@ -178,7 +183,8 @@ class Rehearsal:
         return run()  # the error, which holds what the first one had, is gone
 
     def _park(self) -> bool:
-        """Moves to host memory what is overwritten and held by nobody else; whether that helps."""
+        """Moves inputs to host memory that are overwritten and that nothing else holds. Returns whether
+        it freed memory."""
         if self._waiting or not self._movable or not host_memory.has_room(self._movable_bytes):
             return False
         self._device = self._args[self._movable[0]].device
@@ -196,7 +202,7 @@ class Rehearsal:
     def _results(
         self, outputs: Sequence[Any], args: Sequence[Any] | dict[int, Any]
     ) -> list[torch.Tensor]:
-        """Everything that somebody will see: the outputs, then the inputs that were written."""
+        """All results that the program can see: the outputs, then the inputs that were written."""
         written = [args[i] for i in self.visible]
         tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
         return [t.cuda().resolve_conj().resolve_neg() for t in tensors]

@@ -1,19 +1,19 @@
-"""Is a new graph's replay equal to the uncaptured run? Asked before the graph is trusted.
+"""Verification: compares a new graph's replay with the uncaptured run, before the graph is used.
 
-The graph is replayed on the call's inputs, those that get overwritten as clones; then the function runs
-uncaptured on the inputs themselves, the generators set back, which is the call's result. Outputs and
-written inputs must be bitwise equal. Meanwhile everything an unrelocated address could reach is
-poisoned: stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the
-verification too. A graph that uses the memory of inputs is verified, and used, with that memory only.
+The graph is replayed on the call's inputs, with clones of those that it overwrites. Then the generators
+are set back, and the function runs uncaptured on the inputs themselves; that is the call. Outputs and
+written inputs must have the same bits. All memory that a missed address could reach is poisoned before:
+stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the verification, too. A
+graph that uses the memory of inputs is verified, and used, with that memory only.
 
-Where a graph's kernels can run beside each other, a second layout of it is checked in the same way; it
-takes the chain's place if its results are the same, each time, and it is faster (branches.py).
+A graph with branches has a second layout, which is checked in the same way. It replaces the chain if
+its results are the same, each time, and it is faster (branches.py).
 
-That is the quick check. Where much memory is at stake it compares fingerprints, 8 bytes per result, so
-that two sets of results never exist at the same time. Results that differ are *suspects*: they may
-come from kernels that are not deterministic (atomic additions). The next call of the signature is a
-thorough check of them in the same graph, whose other results have been found equal: several replays
-and uncaptured runs on clones show whether the suspects differ from themselves as much (compare.py).
+That is the quick check. It compares large results by fingerprint, 8 bytes per result, so that two sets
+of results never exist at the same time. Results that differ are *suspects*: they may come from kernels
+that are not deterministic (atomic additions). The next call of the signature is a thorough check of the
+suspects of the same graph: several replays and uncaptured runs on clones show whether uncaptured runs
+differ from each other as much (compare.py). docs/explanation/verification.md has the rules.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pygraph")
 
-_BRANCHED_RUNS = 3  # of a graph whose kernels run beside each other: a race may not show at once
-# Of its chain, where results differ: beside other work, what is left to chance differs as well.
+_BRANCHED_RUNS = 3  # replays of the branches: a race may not show at once
+# Replays of the chain beside a background load, if results differ: nondeterministic results differ
+# then, too.
 _DISTURBED_RUNS, _DISTURBED_SECONDS = 4, 0.1
 _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a thorough check: at first, and where these do not tell
 
@@ -56,7 +57,7 @@ _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a thorough check: at first, and where thes
 class Verification:
     """outputs: the call's result. failure: why the graph is not to be used, or empty.
 
-    is_wrong: whether that is because of what it does.
+    is_wrong: whether the graph computes something else, or writes to a stand-in page.
     suspects: results that differ, where only a thorough check can tell whether the graph is right.
     """
 
@@ -70,7 +71,7 @@ class Verification:
 def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
     """Makes the call that ``rehearsal`` was prepared for, and compares replays of its graph with it.
 
-    Where the recording has two layouts, the one to be used is its graph afterwards.
+    If the recording has two layouts, its ``graph`` is the selected one afterwards.
     suspects: what an earlier verification of the same graph found.
     Raises only what the uncaptured function raises.
     """
@@ -124,7 +125,7 @@ def _choose_layout(
     branched: _engine.CapturedGraph,
     expected: Sequence[int],
 ) -> _engine.CapturedGraph:
-    """The layout to be used: the branched one if its results are the chain's, and it is faster."""
+    """Returns the layout to use: branches if their results are the chain's, and they are faster."""
     if not branches.is_worth_its_memory(chain, branched):
         return chain
     chosen = chain
@@ -145,9 +146,9 @@ def _check_branches(
     branched: _engine.CapturedGraph,
     expected: Sequence[int],
 ) -> None:
-    """Raises VerificationError if branches change results that are not left to chance in the chain.
+    """Raises VerificationError if branches change results that are deterministic in the chain.
 
-    Results that are left to chance say nothing here; they are suspects anyway.
+    Nondeterministic results are no evidence here; they are suspects anyway.
     """
 
     def differing(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
@@ -171,7 +172,7 @@ def _check_branches(
 
 
 def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verification:
-    """Replays and uncaptured runs until it is clear, then the call itself. Decides."""
+    """Makes replays and uncaptured runs until the suspects are judged, then the call. Decides."""
     failure, is_wrong = "", False
     mismatches: Sequence[Mismatch] = []
     try:
@@ -194,16 +195,16 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
 
 
 def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
-    """gives_away: whether the two replays that show what no kernel writes use donated memory. What is
-    in such memory cannot be poisoned, so they show less; but they need less memory, too."""
+    """gives_away: whether the two replays that find unwritten elements use donated memory. Results in
+    such memory cannot be poisoned, so fewer elements are found; but less memory is needed."""
     graph = rehearsal.recording.graph
     comparison = Comparison(rehearsal.replay(graph, POISON_ONES, suspects, gives_away))
     comparison.find_unwritten(rehearsal.replay(graph, POISON_ZEROS, suspects, gives_away))
     for _ in range(_FEW_RUNS):
         comparison.add_run(rehearsal.run_uncaptured(suspects))
     mismatches = _judge(rehearsal, comparison, suspects)
-    # What changes the order of atomic additions: kernels right after each other, as in a graph, and
-    # work of others on the GPU.
+    # Loads that change the order of atomic additions: kernels without gaps, as in a graph, and a
+    # background load.
     for load in (keep_busy, disturb):
         if not mismatches:
             break
