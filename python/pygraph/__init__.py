@@ -10,7 +10,7 @@ thread-safe except :func:`explain`, which calls the model.
 from pygraph._version import __version__
 from pygraph.report import Report, explain
 from pygraph.report.stats import GraphStats, stats
-from pygraph.runtime import reset
+from pygraph.runtime import reset, uncaptured
 from pygraph.torch_patches import PatchStatus, Status, status
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "reset",
     "stats",
     "status",
+    "uncaptured",
 ]
