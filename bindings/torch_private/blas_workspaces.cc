@@ -34,6 +34,14 @@ const std::array<BlasWorkspaces*, 2>& workspaces() {
   return found;
 }
 
+uint64_t address_of(const at::DataPtr& memory) {
+  return reinterpret_cast<uint64_t>(memory.get());
+}
+
+[[maybe_unused]] uint64_t address_of(const std::pair<at::DataPtr, size_t>& memory) {
+  return address_of(memory.first);
+}
+
 // Of this thread, which no other uses while it runs, as far as recordings have shown them.
 std::set<void*>& own_handles() {
   thread_local std::set<void*> handles;
@@ -48,10 +56,10 @@ RecordedBlasWorkspaces::RecordedBlasWorkspaces(Range stand_ins) : stand_ins_(sta
 
 RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
   for (BlasWorkspaces* all : workspaces()) {
-    std::vector<at::DataPtr> freed;  // without the lock
+    std::vector<BlasWorkspaces::Memory> freed;  // without the lock
     const std::lock_guard lock(all->mutex);
     for (auto it = all->map.begin(); it != all->map.end();) {
-      if (!stand_ins_.contains(reinterpret_cast<uint64_t>(it->second.get()))) {
+      if (!stand_ins_.contains(address_of(it->second))) {
         ++it;
         continue;
       }
@@ -67,7 +75,7 @@ std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
   for (BlasWorkspaces* all : workspaces()) {
     const std::shared_lock lock(all->mutex);
     for (const auto& [key, memory] : all->map) {
-      const auto address = reinterpret_cast<uint64_t>(memory.get());
+      const auto address = address_of(memory);
       if (stand_ins_.contains(address)) addresses.push_back(address);
     }
   }
@@ -76,7 +84,7 @@ std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
 
 void free_blas_workspaces() {
   for (BlasWorkspaces* all : workspaces()) {
-    std::vector<at::DataPtr> freed;
+    std::vector<BlasWorkspaces::Memory> freed;
     const std::lock_guard lock(all->mutex);
     for (auto it = all->map.begin(); it != all->map.end();) {
       const auto& [handle, stream] = it->first;

@@ -10,19 +10,28 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <torch/headeronly/version.h>
 
 #include <array>
 #include <map>
 #include <shared_mutex>
 #include <tuple>
+#include <utility>
 
 #include "pygraph/recording.h"
 
 namespace pygraph::bindings {
 
-// As at::cuda::WorkspaceMapWithMutex (ATen/cuda/CUDAContextLight.h), by handle and stream.
+// As at::cuda::WorkspaceMapWithMutex (ATen/cuda/CUDAContextLight.h), by handle and stream. The name
+// of the function that returns it is the same in all releases, so nothing but this tells the
+// layout.
 struct BlasWorkspaces {
-  using Map = std::map<std::tuple<void*, void*>, at::DataPtr>;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+  using Memory = at::DataPtr;
+#else
+  using Memory = std::pair<at::DataPtr, size_t>;  // and its size
+#endif
+  using Map = std::map<std::tuple<void*, void*>, Memory>;
   Map map;
   std::shared_mutex mutex;
 };
