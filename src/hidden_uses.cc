@@ -25,9 +25,9 @@ bool knows(const Operator& op, const Symbol& symbol) {
   });
 }
 
-// PyTorch's own operators launch kernels on tables of addresses that an earlier kernel of theirs
-// has written: products of groups, batched solvers. Until the operator's end they need what any of
-// its kernels was given.
+// Some of PyTorch's own operators launch kernels on tables of addresses that an earlier kernel of
+// the operator has written: grouped products, batched solvers. Until the operator ends, they may
+// use all memory that any of its kernels was given.
 void note_tables(const LinkedGraph& linked, std::vector<HiddenUse>& uses) {
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];

@@ -1,4 +1,4 @@
-// Built from strings: with standard streams, printing a map crashed beside PyTorch's CUDA build,
+// Built from strings, not standard streams: these crashed in processes with PyTorch's CUDA build,
 // whose libraries export parts of another libstdc++'s streams.
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-// Where internal memory lives: in the workspace, or in inputs that nobody needs any more.
+// Places internal memory: in the workspace, or in inputs that nothing needs any more.
 //
 // A graph that is one chain of nodes (every stream capture of a single stream) executes in the
 // order of creation, so two allocations whose lifetimes do not overlap may share bytes: a greedy
@@ -9,19 +9,18 @@
 //           |     [    C    ]
 //           +------------------> nodes
 //
-// Where kernels may overlap, lifetimes begin where everything before has ended when they do
-// (order.h). A graph that was recorded with branches promises less. There the allocator's own
-// decisions are kept: addresses that were shared while recording stay shared, as they are safe by
-// stream order.
+// If kernels may overlap, lifetimes are counted in steps of overlapping kernels (order.h). In a
+// graph that was recorded with branches less is known. There the allocator's decisions are kept:
+// addresses that were shared while recording stay shared, because stream order makes that safe.
 //
-// A backward frees the tensors that were saved for it one by one as it goes, and its results come
-// up to take their place: uncaptured, its memory hardly grows. A graph gets all its memory before
-// it starts, so without more it would need both. Hence donated inputs of a chain serve twice: an
-// output, or several side by side, takes one over (its memory becomes theirs), if the input's last
-// use comes before their first; in the others, internal memory is placed.
+// A backward frees its saved tensors one by one, and its results take their place, so uncaptured
+// its memory hardly grows. A graph gets all its memory before it starts, and would need both. Hence
+// donated inputs of a chain are used twice: an output, or several side by side, takes one over (its
+// memory becomes theirs), if the input's last use comes before their first use. Internal memory is
+// placed in the other donated inputs.
 //
-// The largest allocations can get blocks of their own, with what is smaller beside and after them;
-// or they lie in an output that is written later.
+// The largest allocations can get blocks of their own, in which smaller ones are placed beside and
+// after them; or they lie in an output that is written later.
 #include "plan_memory.h"
 
 #include <algorithm>

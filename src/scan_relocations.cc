@@ -1,28 +1,29 @@
-// Differential capture: which words of the parameter images are addresses, and of what?
+// Differential capture: finds the words of the parameter images that are addresses, and their
+// symbols.
 //
-// The computation was recorded twice with every input, output and internal allocation elsewhere. A
-// word that is equal in both recordings is a constant (a size, a float, a weight's address). A word
-// that differs is resolved, in each recording on its own, to the memory it points into; if both
-// answers are the same symbol at the same distance, it is a relocation:
+// The computation was recorded twice, with every input, output and internal allocation at another
+// address. A word that is equal in both recordings is a constant (a size, a float, a weight's
+// address). A word that differs is resolved, in each recording on its own, to the memory it points
+// into; if both answers are the same symbol at the same distance, it is a relocation:
 //
 //     node 7, byte 16:   A  0x7f10'0000'0600  = input 2 + 0x200        relocation (7, 16, input 2,
 //                        B  0x7f90'0000'1a00  = input 2 + 0x200                    addend 0x200)
 //
 // The allocator reuses memory, so an address alone does not name an allocation: at node 3 it may be
 // an intermediate, at node 40 an output. Resolution therefore asks for the allocation alive at the
-// node. Fallbacks, tried in order, cover what real kernels do: an address one past the end of an
-// allocation (end iterators), or of one that was freed since the last launch, and one of an
-// allocation freed earlier (stale bytes in padding).
+// node. Fallbacks, tried in order, cover real kernels: an address one past the end of an allocation
+// (end iterators), or in an allocation that was freed since the last launch, or in one that was
+// freed earlier (leftovers in padding).
 //
-// A constant that is an address must be somebody's who answers for it (constants.h).
+// A constant that is an address must belong to memory that stays valid (constants.h).
 //
-// A differing word that is not explained is refused where it is used for certain: as the address of
-// a copy or fill, or as a parameter of its own, unless one of PyTorch's own operators launched the
-// kernel. (Those have functors of 8 bytes and less, part of which is padding.) Where it may be
-// padding it is judged by its value in B, the graph that will run:
+// A word that differs and is not explained is refused if it is certainly used: as the address of a
+// copy or fill, or as a parameter of its own, unless one of PyTorch's own operators launched the
+// kernel. (Those have functors of 8 bytes and less, part of which is padding.) If it may be
+// padding, its value in B, the graph that will run, decides:
 //
 //     no device memory        refused if it is computed from addresses (computed_numbers.h). Else
-//                             noise: padding that nobody initialised; left alone
+//                             noise: uninitialised padding; left alone
 //     a stand-in address      unexplained: mostly padding too (large parameter structs are launched
 //                             with whatever the stack held), but perhaps an address used in a way
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
@@ -32,10 +33,10 @@
 //                             leftover of the program's real tensors, left alone. In any other
 //                             kernel it may be used, and is refused
 //
-// The last rule holds for constants that nobody answers for, too. Such words are never changed, not
-// even to see whether a kernel uses them: one may be half number, half garbage. The upper bound of
-// a clamp, 9.0f, beside the upper half of a pointer that the stack held looks like an address, and
-// a graph with another bound is right until a value exceeds it.
+// The last rule also holds for constants in memory that may not stay valid. Such words are never
+// changed, not even to test whether a kernel uses them: one may be half number, half leftover. The
+// upper bound of a clamp, 9.0f, beside the upper half of a pointer from the stack looks like an
+// address, and a graph with another bound is right until a value exceeds it.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -148,7 +149,7 @@ class Scan {
     }
     const bool is_relocated = linked_.relocations.size() > relocations_before;
     check_noise(relocations_before);
-    if (has_leftover_ && !is_relocated) {  // what else should the kernel work on?
+    if (has_leftover_ && !is_relocated) {  // the kernel has no other address to work on
       refuse("has an address among its parameters that belongs to no known memory");
     }
     if (is_relocated && !is_updatable(node_b())) {
@@ -277,7 +278,8 @@ class Scan {
     linked_.foreign.push_back(std::move(memory));
   }
 
-  // A constant that is an address nobody answers for. Refused, unless it must be a leftover.
+  // Judges a constant address of memory that may not stay valid. Refused, unless it must be a
+  // leftover.
   void doubt(const std::string& reason, uint64_t word, WordUse use) {
     if (use == WordUse::kUsed) refuse(reason);
     leave_alone(word, reason);
@@ -295,7 +297,7 @@ class Scan {
     leave_alone(word, kReason);
   }
 
-  // A word in a larger parameter that points at memory of somebody else's.
+  // Accepts a word in a larger parameter as a leftover, or refuses it.
   void leave_alone(uint64_t word, const std::string& reason) {
     const Operator* op = b_.launcher_of(node_b());
     const auto is_there = [&](const Range& tensor) { return word - tensor.address <= tensor.size; };

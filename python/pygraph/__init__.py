@@ -3,8 +3,8 @@
 ``torch.compile(model, backend="pygraph")`` is all a program needs; it need not import this package. The
 functions here inspect and reset: :func:`explain` reports how much of a program runs in graphs and why
 the rest does not, :func:`stats` returns the state of each graph, :func:`status` lists which functions
-of PyTorch are replaced, and :func:`reset` drops all graphs and releases their memory. All are
-thread-safe except :func:`explain`, which calls the model.
+of PyTorch are replaced, :func:`reset` drops all graphs and releases their memory, and in the context
+:func:`uncaptured` no graph is used.
 """
 
 from pygraph._version import __version__

@@ -1,3 +1,3 @@
-"""PyGraph's version, which is part of what is remembered on disk."""
+"""PyGraph's version, which is part of the keys of files on disk."""
 
 __version__ = "0.11.0"

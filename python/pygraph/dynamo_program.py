@@ -1,8 +1,8 @@
-"""The program that Dynamo is compiling in this thread: what PyGraph has to know of it.
+"""Questions about the program that Dynamo is compiling in this thread.
 
 Nothing of PyTorch is replaced here. Dynamo has no public interface for these questions, and features
-depend on the answers, so they cannot be switched off as patches can (:mod:`pygraph.torch_patches`).
-They are kept in one place because another release of PyTorch may answer them in another way.
+depend on the answers, so they cannot be switched off like patches (:mod:`pygraph.torch_patches`). They
+are in one place because another release of PyTorch may need other code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def is_stored(output: Any) -> bool:
 
 
 def add_guard(output: Any, state: Any, attribute: str) -> None:
-    """Has the program compiled anew at the first call at which an attribute, a bool, has changed.
+    """Adds a guard that compiles the program again at the first call after an attribute, a bool, has
+    changed.
 
     The guard is Dynamo's own for a constant. output: of the program that is being compiled, whose
     guards are not made yet.

@@ -1,4 +1,4 @@
-"""What the compiler did with a program, noted for a report while somebody asks for one."""
+"""Notes of what the compiler did with a program, kept while a report is made."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Observation:
             self.note_applied(note)
 
     def forget(self, graphs: Iterable[Any], partitions: Collection[AnyPartition]) -> None:
-        """What was compiled and is compiled anew."""
+        """Forgets graphs and partitions of a program that is compiled again."""
         gone = {id(graph) for graph in graphs}
         self.graphs = [graph for graph in self.graphs if id(graph) not in gone]
         self.partitions = [partition for partition in self.partitions if partition not in partitions]

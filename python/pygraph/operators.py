@@ -1,5 +1,5 @@
-"""What PyTorch's compiler must know of operators: PyGraph's own (bindings/tensors/operators.cc), and
-which cannot be in graphs.
+"""Information for PyTorch's compiler: PyGraph's own operators (bindings/tensors/operators.cc), and
+operators that cannot be in graphs.
 """
 
 from __future__ import annotations

@@ -34,24 +34,24 @@ def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
 class Options:
     """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``.
 
-    select: "auto" measures and uses a graph only where it gains; "always" uses every graph that can be
-        used, "never" none. The environment variable PYGRAPH_SELECT gives the default.
+    select: "auto" measures, and uses a graph if it is faster; "always" uses every verified graph,
+        "never" none. The environment variable PYGRAPH_SELECT gives the default.
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
-    audit: calls of a graph after which one of them is made uncaptured and compared with a replay, bit
-        by bit, again and again; 0 or False for never. Unless given: calls 100, 1000 and every
-        10 000th, later where that would take more than a thousandth of the time
+    audit: compare every n-th call of a graph with an uncaptured run, bit by bit; 0 or False: never.
+        Unless given: calls 100, 1000 and every 10 000th, later if that would take more than a
+        thousandth of the time
         (docs/explanation/audits.md).
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
-    lanes: how many kernels of a graph may run at a time, where they do not need each other's results
-        and that is faster. 1 keeps the program's order.
+    lanes: how many kernels of a graph may run at the same time, if they do not need each other's
+        results and that is faster. 1 keeps the program's order.
     transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
         given. "none" for none.
     patches: names of the parts of PyTorch that PyGraph replaces to make calls cheaper
-        (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for all with which
-        every program has the same result, "all" for those too with which guards miss some changes,
-        "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
-    record_capacity_gib: addresses set aside for one recording, in GiB. Costs no memory; a recording
+        (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
+        which every program has the same result, "all" for those as well with which guards miss some
+        changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
+    record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
         that needs more is refused.
     """
 

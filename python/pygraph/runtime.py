@@ -1,4 +1,4 @@
-"""What all compiled programs of the process share: the engine, the partitions, locks, notices."""
+"""State that all compiled programs of the process share: the engine, the partitions, locks, notices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("pygraph")
 
 
 class AnyPartition(Protocol):
-    """A :class:`pygraph.partition.partition.Partition`, for what that package is built on."""
+    """The interface of :class:`pygraph.partition.partition.Partition` for lower packages."""
 
     info: Any
     entries: dict[bytes, Any]
@@ -68,7 +68,7 @@ def all_partitions() -> list[AnyPartition]:
 
 
 def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
-    """What is alive of a set that other threads change."""
+    """The live members of a set that other threads change."""
     while True:
         with contextlib.suppress(RuntimeError):  # one was added or dropped meanwhile
             return list(of)
@@ -87,7 +87,7 @@ def first_line(error: object) -> str:
 
 @contextlib.contextmanager
 def harmless(doing: str) -> Iterator[None]:
-    """For what a call can do without, such as what makes later calls cheaper. Errors end here."""
+    """Logs and drops errors of work that a call can do without, such as making later calls cheaper."""
     try:
         yield
     except Exception as error:
@@ -100,9 +100,10 @@ class OthersDraw(RuntimeError):
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """For uncaptured runs of functions that may draw random numbers: not while another thread captures.
+    """For uncaptured runs of functions that may draw random numbers. Waits while another thread
+    captures.
 
-    What is part of a capture does not wait: the capture may be waiting for it.
+    A thread that is part of a capture does not wait, because the capture may be waiting for it.
     """
     if _is_part_of_a_capture():
         yield
@@ -176,9 +177,9 @@ def uncaptured() -> Iterator[None]:
 
 
 def reset() -> None:
-    """Drops every captured graph and gives its memory back.
+    """Drops every captured graph and releases its memory.
 
-    Compiled programs stay usable; they run uncaptured and record anew. Thread-safe.
+    Compiled programs stay usable; they run uncaptured and are recorded again. Thread-safe.
     """
     for partition in all_partitions():
         partition.reset()

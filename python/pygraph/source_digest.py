@@ -1,4 +1,4 @@
-"""Which version of a function is installed? PyTorch's own change from release to release.
+"""Identifies the installed version of a function, because PyTorch's functions change between releases.
 
 A digest is one of what the function does: it leaves out comments, docstrings, annotations and layout.
 It does not depend on Python's version either, as far as the syntax tree does not.

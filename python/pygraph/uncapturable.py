@@ -1,10 +1,10 @@
-"""Operators found uncapturable: programs are compiled anew, with cuts at them.
+"""Operators found uncapturable: programs are compiled again, with cuts at them.
 
 An operator that waits for the GPU, or copies from it, makes the capture of its whole partition fail.
 The error's traceback names the operator: Inductor's code calls each operator on a line of its own.
-From then on it cuts programs, as operators do that are known to wait (operators.py): what is before and
-after it is in graphs. The program in which it was found is compiled anew at its next call, because a
-guard fails then that PyGraph adds to each program.
+From then on it cuts programs, like operators that are known to wait (operators.py): the parts before
+and after it are in graphs. The program in which it was found is compiled again at its next call,
+because a guard that PyGraph adds to each program fails then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pygraph import dynamo_program, observations, runtime
 from pygraph.runtime import AnyPartition
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
-# Dynamo gives a function up that it has compiled too often: so many more times must be left.
+# The number of further compilations that Dynamo must allow. Beyond its limit it does not compile a
+# function at all.
 _COMPILATIONS_LEFT = 2
 
 _found: dict[str, str] = {}  # why they cannot be captured, by name: "namespace::name"
@@ -74,10 +75,10 @@ class Compilation:
         self.has_guard = False
 
     def add_guard(self, gm: torch.fx.GraphModule) -> None:
-        """Adds the guard that has the program compiled anew. Never raises.
+        """Adds the guard that compiles the program again. Never raises.
 
-        gm: as Dynamo gave it to the backend. Without a guard, as for a part of a program and for one
-        that is stored in a file, operators are found for programs that are compiled later only.
+        gm: as Dynamo gave it to the backend. A part of a program, and a program that is stored in a
+        file, get no guard; operators found in them cut only programs that are compiled later.
         """
         with runtime.harmless("adding the guard for operators found uncapturable"):
             output = dynamo_program.current_with(gm)
@@ -90,7 +91,8 @@ class Compilation:
         self._partitions.add(partition)
 
     def note_uncapturable(self, operator: str, reason: str) -> bool:
-        """Notes that an operator cannot be captured; whether the program is compiled anew for it."""
+        """Notes that an operator cannot be captured. Returns whether the program will be compiled
+        again."""
         if not operator or operator in self.cuts:
             return False
         _found.setdefault(operator, reason)
@@ -101,7 +103,7 @@ class Compilation:
         return True
 
     def is_current(self) -> bool:
-        """False once the program is to be compiled anew, and may be. Never raises."""
+        """False once the program is to be compiled again, and may be. Never raises."""
         is_over = False
         with runtime.harmless("compiling anew, with more cuts,"):
             is_over = self._is_expired and self._may_be_compiled_anew()
@@ -124,8 +126,8 @@ class Compilation:
 
 
 class _GuardedState:
-    """What the guard reads. The attribute is in the object's dictionary, until there is something to
-    ask the compilation for."""
+    """The object whose attribute the guard reads. The attribute is in the object's dictionary until an
+    operator is found; afterwards the compilation is asked."""
 
     ATTRIBUTE = "is_current"
 
@@ -134,7 +136,7 @@ class _GuardedState:
         self.__dict__[self.ATTRIBUTE] = True
 
     def ask(self) -> None:
-        """From now on the attribute is what the compilation says."""
+        """From now on the attribute is read from the compilation."""
         self.__dict__.pop(self.ATTRIBUTE, None)
 
     def __getattr__(self, name: str) -> bool:

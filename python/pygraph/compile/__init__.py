@@ -1,1 +1,1 @@
-"""While torch.compile compiles: the backend, and what it attaches to Inductor's code."""
+"""The backend of torch.compile, and the partitions that it attaches to Inductor's code."""

@@ -5,7 +5,7 @@ compilation, which forward, lazily compiled backward, inference and cache hits a
 lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
 runtime off, then replaces each partition's function by a
 :class:`~pygraph.partition.partition.Partition`. Inductor's kernels get barriers that they lack
-(:mod:`pygraph.compile.barriers`), and what PyTorch does around a call is made cheaper
+(:mod:`pygraph.compile.barriers`), and patches make PyTorch's work around a call cheaper
 (:mod:`pygraph.torch_patches`).
 """
 
@@ -186,7 +186,7 @@ def _attach(
     on_host: frozenset[int],
     kwargs: dict[str, Any],
 ) -> wrapper_bypass.Shortcut | None:
-    """Puts a Partition in the place of every partition function of a compiled FX graph.
+    """Replaces every partition function of a compiled FX graph by a Partition.
 
     Returns a way around all Python wrappers, where there is one.
     """
@@ -271,7 +271,7 @@ def _random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
 
 
 def _saved_outputs(route: wrapper_bypass.Route | None) -> tuple[int, ...]:
-    """Partition outputs that AOTAutograd saves for backward and nobody else sees."""
+    """Partition outputs that AOTAutograd saves for backward and nothing else uses."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if route is None or metadata is None:

@@ -1,13 +1,13 @@
-"""Ways around Python wrappers, for graphs that are nothing but one partition.
+"""Bypasses Python wrappers of graphs that consist of one partition.
 
 Inductor's generated wrapper is called once with opaque objects instead of tensors, and with spies
 instead of the partition and of the function that makes views. If the wrapper only hands objects from
 its arguments to the partition, and from there, or views of them, to its result, that shows how it
 orders them. It may send CPU values to the GPU first, by PyGraph's operators (:mod:`pygraph.operators`).
 
-The wrapper sees no other name than those listed here, and no builtin function: whatever else it
-calls, be it an operator with effects and without tensors, raises. So does whatever it asks of an
-opaque object, such as whether a size is the expected one. Then the graph keeps its wrapper.
+The wrapper sees only the names listed here, and no builtin function: any other call raises, such as an
+operator with effects and without tensors. So does any question to an opaque object, such as whether a
+size is the expected one. Then the graph keeps its wrapper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's allocator between phases that work in pieces of different sizes."""
+"""Releases the cache of PyTorch's allocator between phases that need pieces of different sizes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def bytes_on_gpu(args: Iterable[Any]) -> int:
 
 
 def give_back(after: int) -> None:
-    """Lets the allocator give back what it keeps, if ``after`` so many bytes that matters.
+    """Empties the allocator's cache after a phase that worked with ``after`` bytes, if these are many.
 
-    Kept pieces of other sizes would add up to twice the memory that any phase needs. Never raises:
-    PyTorch may refuse it while another thread captures.
+    Otherwise cached pieces of other sizes could add up to twice the memory that a phase needs. Never
+    raises: PyTorch may refuse it while another thread captures.
     """
     if after > MUCH:
         give_back_all()
 
 
 def give_back_at_next_call(after: int) -> None:
-    """As :func:`give_back`, once this call's results are gone. While they are alive, their pieces would
-    be all that is left, to be broken up by whatever is needed before tensors of their size."""
+    """Like :func:`give_back`, at the next call, when this call's results are gone. While they are
+    alive, other requests would be cut from their pieces."""
     global _is_due
     _is_due |= after > MUCH
 
@@ -50,11 +50,10 @@ def give_back_if_due() -> None:
 
 
 def make_room(wanted: int) -> bool:
-    """Whether the device has room for so many bytes more. Where it has none, the allocator first gives
-    back what it keeps.
+    """Empties the allocator's cache if fewer bytes are free than wanted. Returns whether there is room.
 
-    Two ways to run a program, by turns, take their memory in other orders, and may break up pieces that
-    the other one needs; where there is room, it gets new ones. Never raises.
+    Uncaptured and replayed calls by turns allocate in different orders, and each may break up pieces
+    that the other one needs. With enough room they get new pieces. Never raises.
     """
     if wanted <= MUCH:
         return True
@@ -74,8 +73,8 @@ def _room() -> float:
 
 @contextlib.contextmanager
 def unlimited() -> Iterator[None]:
-    """No limit to the process's memory on the current device, if there is one, for what PyTorch's
-    allocator takes for memory and is none. (Another thread's allocations are not limited either.)"""
+    """Lifts the process's memory limit on the current device for stand-ins, which PyTorch's allocator
+    counts as memory. (Allocations of other threads are not limited meanwhile.)"""
     fraction = torch.cuda.get_per_process_memory_fraction()
     if fraction == 1.0:
         yield
@@ -95,9 +94,8 @@ def give_back_all() -> None:
 
 
 def free_library_workspaces() -> None:
-    """Frees what uncaptured matrix products on the default stream keep: 32 MiB on an H200 for each
-    thread that calls cuBLAS. Graphs have a workspace of their own. Whoever needs one later gets one
-    again."""
+    """Frees this thread's cuBLAS workspace of the default stream: 32 MiB on an H200. Graphs have a
+    workspace of their own. Uncaptured products allocate it again."""
     runtime.engine().free_blas_workspaces()
 
 

@@ -1,4 +1,4 @@
-"""A 64-bit hash of a tensor's bits, computed where the tensor is and without memory to speak of."""
+"""A 64-bit hash of a tensor's bits, computed on the tensor's device with little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much host memory may be used for a while? Asked first: nothing can be caught when it runs out."""
+"""Limits the temporary use of host memory, because running out of it cannot be caught."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work for the GPU that changes when, and beside what, other kernels run."""
+"""Background loads for the GPU, which change when other kernels run and what runs at the same time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def disturb(seconds: float) -> None:
 
 @functools.cache
 def side_stream(device: int) -> torch.cuda.Stream:
-    """A stream that nobody else uses, for captures and for work beside the program's.
+    """A stream that nothing else uses, for captures and background loads.
 
-    Not one of PyTorch's, which are handed out again and again: what an operator keeps for the stream
-    of a recording must not come up in a stream of the program's.
+    Not one of PyTorch's, which are reused: memory that an operator keeps for the stream of a recording
+    must not be used on a stream of the program.
     """
     with torch.cuda.device(device):
         return torch.cuda.ExternalStream(runtime.engine().new_stream(), device)  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ def measure(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Report:
-    """Compiles the model anew, calls it until its graphs are decided, profiles and times it."""
+    """Compiles the model again, calls it until its graphs are selected, profiles and times it."""
     model = getattr(model, "_orig_mod", model)
 
     def call() -> None:

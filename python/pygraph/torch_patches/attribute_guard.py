@@ -1,10 +1,11 @@
 """Attributes of objects whose ``__getattribute__`` is Python, guarded without calling it.
 
-Whether an object has an attribute is asked of its ``__getattribute__``, which in configurations of
-transformers is Python, and raises an exception if it has none. Dynamo traces that function when the
-program asks, and guards what it reads; so ``object``'s is asked instead.
+``HASATTR`` guards call ``hasattr``. The configurations of transformers override ``__getattribute__`` in
+Python, so each such guard runs interpreted code, and raises and catches an exception if the attribute
+is missing. Dynamo traces that function when the program calls it, and guards what it reads; so this
+guard calls ``object.__getattribute__``.
 
-Not noticed is an attribute given later to the class of such an object.
+An attribute that is added to the class of such an object later is not noticed.
 """
 
 from __future__ import annotations

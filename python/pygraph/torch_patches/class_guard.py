@@ -1,11 +1,11 @@
-"""What a program looks up in modules' classes, guarded once per class.
+"""Guards attributes of modules' classes once per class.
 
-Dynamo guards it once for each module of the class, by way of the module, which keeps it from being
-skipped: Dynamo skips a module, and all in it, as long as none of its dictionaries has changed, but
-only if nothing in it is looked up in other ways. The module's class is guarded instead, and the
-class's attribute once.
+Dynamo guards such an attribute once for each module of the class, through the module. That keeps the
+module from being skipped: Dynamo skips a module, and all in it, as long as none of its dictionaries has
+changed, but only if nothing in it is looked up in other ways. This patch guards the module's class, and
+the attribute once for the class.
 
-Not noticed is a module whose ``__class__`` or ``__dict__`` is replaced in place.
+A module whose ``__class__`` or ``__dict__`` is replaced in place is not noticed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Makes the call of a compiled function or module cheaper, up to Dynamo's guards.
 
-What ``torch.compile`` returns is Python around Python: a function that looks whether somebody traces,
-exports, or has changed Dynamo's stance, and for a module a module around that. The engine
-(bindings/torch_patches/compiled_call.h) does the same without Python where the answers are the usual
-ones, and leaves any other call to PyTorch. Only for programs of PyGraph's, and only where PyTorch's
-functions are those that are known.
+``torch.compile`` returns a Python function that checks for tracing, export and a changed stance of
+Dynamo, and for a module a module around that. The engine (bindings/torch_patches/compiled_call.h) does
+the same without Python in the usual case, and leaves any other call to PyTorch. Only for programs of
+PyGraph, and only if PyTorch's functions are the known ones.
 """
 
 from __future__ import annotations

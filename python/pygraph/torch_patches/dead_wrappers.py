@@ -1,6 +1,6 @@
-"""Arguments of torch.autograd.Function: the engine says where nothing is to be unwrapped.
+"""Arguments of torch.autograd.Function: the engine reports if there is nothing to unwrap.
 
-PyTorch looks at each argument, in Python, for what a function transform may have left. A training
+PyTorch checks each argument, in Python, for wrappers that function transforms have left. A training
 step's forward is such a function.
 """
 

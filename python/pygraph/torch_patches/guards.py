@@ -1,8 +1,7 @@
-"""Guards that a patch makes in its own way.
+"""Guards that a patch creates in place of Dynamo.
 
-A guard holds the method of Dynamo's that will make it from the time it is noted, which is before the
-backend is called. So what changes is that attribute, of the guards of the one program that is being
-compiled.
+Dynamo binds each ``Guard`` to the method that will create it before it calls the backend. So a patch
+replaces that attribute, on the guards of the program that is being compiled.
 """
 
 from __future__ import annotations

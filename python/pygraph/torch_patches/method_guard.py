@@ -1,12 +1,12 @@
-"""Methods of modules, guarded by way of the class, at the price that a deletion is missed.
+"""Guards methods of modules through their class. A deletion of the method is missed.
 
 A loop over a Sequential or a ModuleList asks for ``__iter__``, and so does a guard. In many models
 that is all that keeps Dynamo from checking the tree of modules at once: it skips a module, and all in
 it, as long as none of its dictionaries has changed, but only if nothing in it is looked up in other
-ways. A method of a module's class is one of all such modules, so the class is guarded instead.
+ways. All modules of a class share its methods, so this patch guards the class.
 
-Not noticed are a method deleted from a class, and a module whose ``__class__`` or ``__dict__`` is
-replaced in place.
+Two changes are not noticed: a method deleted from a class, and a module whose ``__class__`` or
+``__dict__`` is replaced in place.
 """
 
 from __future__ import annotations

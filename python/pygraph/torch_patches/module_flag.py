@@ -1,4 +1,4 @@
-"""The flag that a compiled module is being called: set by a class instead of a generator."""
+"""The flag that a compiled module is being called: set by a class, not by a generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy numbers in a model: made tensors by the engine's ``as_tensor``.
+"""NumPy numbers in a model: converted to tensors by the engine's ``as_tensor``.
 
 Dynamo makes such a number a tensor up to four times per call: for two guards, and twice to be passed.
 (Python's numbers, where they vary, once.) The engine takes a seventh of the time, and passes it once.
