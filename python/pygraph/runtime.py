@@ -165,15 +165,36 @@ def _own_lock() -> Any:
     return lock
 
 
+_pauses = 0  # contexts of `uncaptured` that have been entered
+_pauses_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """No graph of the process is replayed inside the context, in any thread; none is recorded."""
-    with record_lock:
-        engine().pause(True)
-        try:
-            yield
-        finally:
-            engine().pause(False)
+    """No graph of the process is replayed inside the context, in any thread; none is recorded.
+
+    May be entered several times, also by several threads. Waits for a recording that is under way; not
+    to be entered by a function that is being recorded. Thread-safe.
+    """
+    global _pauses
+    try:
+        pause = engine().pause
+    except ImportError:  # it does not fit this PyTorch, so nothing is ever captured
+        yield
+        return
+    with _pauses_lock:
+        if _pauses == 0:
+            record_lock.acquire()
+            pause(True)
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses -= 1
+            if _pauses == 0:
+                pause(False)
+                record_lock.release()
 
 
 def reset() -> None:
