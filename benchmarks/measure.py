@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 import pygraph
 from benchmarks import device_memory
 from benchmarks.turn import Turn
-from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
+from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant, names_for
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
 from pygraph.partition.partition import Partition
@@ -74,7 +74,7 @@ def _measure_all(
     Variant("eager", workload, module).step(inputs[0])  # loads the libraries
     ready: list[Variant] = []
     with tempfile.TemporaryDirectory() as caches:
-        for name in _in_order(variants, workload):
+        for name in names_for(workload, variants):
             try:
                 with _cache_folder(caches, name), turn.tunes_alone():
                     ready.append(_prepare(name, workload, module, inputs, model_mib, turn))
@@ -91,13 +91,6 @@ def _measure_all(
         if graph.state == "refused":
             print(f"  {workload.key}: {graph.name} uncaptured: {graph.reason}", flush=True)
     return [variant.row for variant in ready]
-
-
-def _in_order(variants: tuple[str, ...], workload: Workload) -> list[str]:
-    """The hand-made graph last, where the workload allows one: it may hold the workspace that cuBLAS
-    had on its stream, which give_memory_back() frees."""
-    hand_made = {"hand-made graph"} & set(variants if workload.fits_one_graph else ())
-    return [name for name in variants if name != "hand-made graph"] + sorted(hand_made)
 
 
 def make(name: str, workload: Workload, module: torch.nn.Module, inputs: list[Inputs]) -> Variant:

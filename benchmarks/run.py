@@ -31,7 +31,7 @@ from benchmarks.measure import measure
 from benchmarks.paper import PAPER
 from benchmarks.results_table import details, markdown, page
 from benchmarks.turn import Turn
-from benchmarks.variants import ABLATION, VARIANTS
+from benchmarks.variants import ABLATION, VARIANTS, names_for
 from benchmarks.workloads import WORKLOADS, Workload
 
 _FOLDER = pathlib.Path(__file__).parent / "results"
@@ -58,8 +58,7 @@ def is_measured(document: dict[str, Any], workload: Workload, variants: Sequence
         if (row["workload"], row["mode"]) == (workload.name, workload.mode)
         and row.get("commit") == document.get("commit")
     }
-    possible = {name for name in variants if name != "hand-made graph" or workload.fits_one_graph}
-    return possible <= rows
+    return set(names_for(workload, variants)) <= rows
 
 
 def merge(document: dict[str, Any], workload: Workload, rows: Sequence[dict[str, Any]]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.results_table import WITHOUT_POLYFILLS
 from benchmarks.workloads import Inputs, Workload
 from pygraph import operators
 from pygraph.fx_passes.graph_pass import GraphPass
@@ -29,6 +30,17 @@ SAME_CODE = {
     "pygraph, every graph": "pygraph",
     "pygraph, one lane": "pygraph",
 }
+
+
+def names_for(workload: Workload, wanted: Sequence[str]) -> list[str]:
+    """Of the wanted variants, those that the workload allows; the hand-made graph last: it may hold the
+    workspace that cuBLAS had on its stream, which measuring others frees."""
+    names = [name for name in wanted if name != "hand-made graph"]
+    if "pygraph" in names and workload.has_polyfills and WITHOUT_POLYFILLS not in names:
+        names.append(WITHOUT_POLYFILLS)
+    return names + (
+        ["hand-made graph"] if "hand-made graph" in wanted and workload.fits_one_graph else []
+    )
 
 
 @dataclasses.dataclass
@@ -131,6 +143,9 @@ def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
         return torch.compile(module, backend="pygraph", options={"pygraph.select": "always"})
     if name == "pygraph, one lane":
         return torch.compile(module, backend="pygraph", options={"pygraph.lanes": 1})
+    if name == WITHOUT_POLYFILLS:
+        transforms = [name for name in TRANSFORMS if name != "library_functions"]
+        return torch.compile(module, backend="pygraph", options={"pygraph.transforms": transforms})
     return module
 
 

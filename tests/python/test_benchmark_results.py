@@ -40,6 +40,17 @@ def test_the_table_has_a_line_per_workload() -> None:
     assert "1.60" in line
 
 
+def test_a_workload_without_its_polyfills_has_a_line_of_its_own() -> None:
+    document = _document()
+    summary = results_table.summary(document)
+    (own,) = (r for r in document["rows"] if (r["workload"], r["backend"]) == ("EOS", "pygraph"))
+    document["rows"].append({**own, "backend": results_table.WITHOUT_POLYFILLS, "us": 64.0})
+    lines = [line for line in results_table.markdown(document).splitlines() if "EOS" in line]
+    assert lines[1].startswith("| EOS without polyfills, inference |")
+    assert ["1.60" in lines[0], "1.25" in lines[1]] == [True, True]
+    assert results_table.summary(document) == summary
+
+
 def test_the_table_says_which_rows_are_from_another_commit() -> None:
     document = _document()
     assert "From commit" not in results_table.markdown(document)

@@ -86,9 +86,16 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
     finally:
         torch._dynamo.config.recompile_limit = limit
     assert [row.backend for row in rows] == [name for name in names if name != "hand-made graph"]
-    assert measure._in_order(names, workload)[-1] == "hand-made graph"
+    assert variants.names_for(workload, names)[-1] == "hand-made graph"
     assert all(row.us > 0 and row.rel_err == 0 for row in rows)
     assert "hand-made graph failed" in capsys.readouterr().out
+
+
+def test_a_workload_with_polyfills_has_a_row_without_them() -> None:
+    (workload,) = (w for w in PAPER if w.name == "VM")
+    names = variants.names_for(workload, variants.VARIANTS)
+    assert names == ["eager", "inductor+graphs", "inductor", "pygraph", "pygraph, no polyfills"]
+    assert variants.names_for(workload, ["inductor"]) == ["inductor"]
 
 
 class _Device:
