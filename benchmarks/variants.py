@@ -145,7 +145,8 @@ def _compile(name: str, module: torch.nn.Module) -> Callable[..., Any]:
         return torch.compile(module, backend="pygraph", options={"pygraph.lanes": 1})
     if name == WITHOUT_POLYFILLS:
         transforms = [name for name in TRANSFORMS if name != "library_functions"]
-        return torch.compile(module, backend="pygraph", options={"pygraph.transforms": transforms})
+        options: dict[str, Any] = {"pygraph.transforms": transforms}
+        return torch.compile(module, backend="pygraph", options=options)
     return module
 
 

@@ -119,8 +119,8 @@ TEST(FuzzedProgramTest, AMovedAllocationIsFoundInThePlan) {
     const Program program = generate(seed);
     machine.begin(program);
     const Recorded recorded = machine.record(program);
-    LinkedGraph linked =
-        link(machine.driver(), recorded.recordings[0], recorded.recordings[1], {}, program.lanes);
+    LinkedGraph linked = link(machine.driver(), recorded.recordings[0], recorded.recordings[1], {},
+                              program.lanes, {.cached = [&] { return machine.foreign_memory(); }});
     check_plan(program, recorded, linked);
     for (Symbol& symbol : linked.symbols) symbol.workspace_offset = 0;
     try {

@@ -97,6 +97,7 @@ class Life {
   // Of some programs, constants are held; of others, they are allocations that somebody may free.
   Surroundings surroundings() const {
     Surroundings surroundings;
+    surroundings.cached = [this] { return machine_.foreign_memory(); };
     for (size_t v = 0; program_.seed % 3 != 0 && v < program_.values.size(); ++v) {
       const Value& value = program_.values[v];
       if (value.kind != ValueKind::kConstant) continue;

@@ -8,6 +8,8 @@ namespace pygraph::fuzz {
 
 namespace {
 
+constexpr uint64_t kForeignBytes = 4096;
+
 std::string name_of(size_t layout, bool waits) {
   return "fuzz" + std::to_string(layout) + (waits ? "" : "_without_wait");
 }
@@ -58,7 +60,7 @@ void Machine::begin(const Program& program) {
     if (is_constant || is_random)
       constants_[v] = allocate(is_random ? 1024 : program.values[v].size);
   }
-  for (int i = 0; i < 2; ++i) allocate(4096);  // the foreign memory, last
+  for (int i = 0; i < 2; ++i) allocate(kForeignBytes);  // the foreign memory, last
   for (const Step& step : program.steps) {
     for (const Launch& launch : step.launches) {
       launches_.push_back(&launch);
@@ -66,6 +68,10 @@ void Machine::begin(const Program& program) {
     }
   }
   places_.resize(launches_.size());
+}
+
+std::vector<Range> Machine::foreign_memory() const {
+  return {{owned_.end()[-1], kForeignBytes}, {owned_.end()[-2], kForeignBytes}};
 }
 
 void Machine::end() {

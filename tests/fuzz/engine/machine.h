@@ -55,6 +55,8 @@ class Machine {
   void begin(const Program& program);
   void end();
   std::span<const uint64_t> constants() const { return constants_; }  // addresses, by value
+  // Of the surroundings' allocator, which gives it to others: no kernel uses it.
+  std::vector<Range> foreign_memory() const;
 
   // Throws what the engine throws.
   Recorded record(const Program& program);
