@@ -1,7 +1,9 @@
 #include "torch_private/blas_workspaces.h"
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -80,6 +82,20 @@ std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
     }
   }
   return addresses;
+}
+
+std::vector<Range> side_blas_workspaces() {
+  // Of either library, as PyTorch may share a workspace between them.
+  const uint64_t size =
+      std::max(at::cuda::getChosenWorkspaceSize(), at::cuda::getCUDABlasLtWorkspaceSize());
+  std::vector<Range> found;
+  for (BlasWorkspaces* all : workspaces()) {
+    const std::shared_lock lock(all->mutex);
+    for (const auto& [key, memory] : all->map) {
+      if (std::get<1>(key) != nullptr) found.push_back({address_of(memory), size});
+    }
+  }
+  return found;
 }
 
 void free_blas_workspaces() {
