@@ -29,9 +29,9 @@
 //                             PyGraph does not know. Left alone: it points at a stand-in page,
 //                             which is poisoned while the graph is verified, so a use of it shows
 //     other device memory     an operator of PyTorch's own uses the tensors that it was given. If
-//                             the memory is the allocator's, and none of them lies there, it is a
-//                             leftover of the program's real tensors, left alone. In any other
-//                             kernel it may be used, and is refused
+//                             the memory is the allocator's, and neither they nor a workspace of a
+//                             library lie there, it is a leftover of the program's real tensors,
+//                             left alone. In any other kernel it may be used, and is refused
 //
 // The last rule also holds for constants in memory that may not stay valid. Such words are never
 // changed, not even to test whether a kernel uses them: one may be half number, half leftover. The
@@ -117,6 +117,7 @@ class Scan {
         a_(a),
         linked_(linked),
         b_(linked.recording),
+        workspaces_(surroundings.workspaces),
         owners_(driver, surroundings),
         displacements_(linked.symbols) {}
 
@@ -300,9 +301,10 @@ class Scan {
   // Accepts a word in a larger parameter as a leftover, or refuses it.
   void leave_alone(uint64_t word, const std::string& reason) {
     const Operator* op = b_.launcher_of(node_b());
-    const auto is_there = [&](const Range& tensor) { return word - tensor.address <= tensor.size; };
-    const bool is_leftover =
-        op != nullptr && !op->is_foreign && std::ranges::none_of(op->arguments, is_there);
+    const auto is_there = [&](const Range& memory) { return word - memory.address <= memory.size; };
+    const bool is_leftover = op != nullptr && !op->is_foreign &&
+                             std::ranges::none_of(op->arguments, is_there) &&
+                             std::ranges::none_of(workspaces_, is_there);
     if (!is_leftover) refuse(reason);
     has_leftover_ = true;
     ++linked_.noise_words;
@@ -326,6 +328,7 @@ class Scan {
   const Recording& a_;
   LinkedGraph& linked_;
   const Recording& b_;
+  const std::vector<Range>& workspaces_;
   ConstantOwners owners_;
   Displacements displacements_;
   uint32_t first_random_ = 0;

@@ -42,7 +42,15 @@ bool is_listed(const at::RecordFunction& function) {
 bool is_own(std::string_view name) {
   constexpr std::array<std::string_view, 3> kNamespaces = {
       "aten::", "prims::", "_c10d_functional::"};
+  // Runs the operators of a whole backward in other threads.
+  if (name == "aten::_backward") return false;
   return std::ranges::any_of(kNamespaces, [&](auto prefix) { return name.starts_with(prefix); });
+}
+
+// Whether the tensor's storage is all the memory that an operator finds in it. That of sparse
+// tensors, of wrappers of torch.func, and of subclasses in Python lies in other tensors.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
 // Arguments of PyTorch's operators that are written although their schemas do not say so: the
@@ -182,8 +190,10 @@ void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
     inner_depth_ = depth;
     note_arguments(inner_, function, is_foreign);
     return;
-  } else if (!is_foreign) {
-    return;  // the outermost one's schema speaks for it
+  } else if (!is_foreign) {  // the outer one's schema tells what is written
+    Operator& outer = inner_depth_ > 0 ? inner_ : outermost_;
+    note_tensors(outer, function);
+    return;
   }
   outermost_.is_foreign |= is_foreign;
   inner_.is_foreign |= is_foreign;
@@ -204,9 +214,18 @@ void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& functio
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written = !is_described || may_write(*schema, schema->arguments()[i]);
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+      op.is_foreign |= !is_plain(tensor);
       if (!tensor.has_storage()) return;
       op.arguments.push_back(storage_of(tensor));
       if (is_written) op.writes.push_back(storage_of(tensor));
+    });
+  }
+}
+
+void OperatorLog::note_tensors(Operator& op, const at::RecordFunction& function) {
+  for (const c10::IValue& input : function.inputs()) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      if (tensor.has_storage()) op.arguments.push_back(storage_of(tensor));
     });
   }
 }

@@ -58,6 +58,7 @@ class OperatorLog {
   void enter_any(const at::RecordFunction& function, int depth);
   void begin(Operator& op, const at::RecordFunction& function) const;
   static void note_arguments(Operator& op, const at::RecordFunction& function, bool is_foreign);
+  static void note_tensors(Operator& op, const at::RecordFunction& function);
   void enter_listed(const at::RecordFunction& function);
   static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
   static void leave(const at::RecordFunction& function, at::ObserverContext* context);

@@ -188,7 +188,9 @@ std::string RecordingPair::allocator_of(int index, const Range& piece) const {
 }
 
 Surroundings RecordingPair::surroundings() const {
-  Surroundings around{.kept_stand_ins = retained_stand_ins(), .cached = cached_};
+  Surroundings around{.kept_stand_ins = retained_stand_ins(),
+                      .workspaces = side_blas_workspaces(),
+                      .cached = cached_};
   const auto is_pinned = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.is_pinned();
   };

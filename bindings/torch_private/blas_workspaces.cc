@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -11,22 +12,26 @@
 namespace pygraph::bindings {
 namespace {
 
-using Find = BlasWorkspaces& (*)();
-
-std::array<BlasWorkspaces*, 2> find_workspaces() {
-  constexpr std::array kNames = {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
-                                 "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"};
+// Functions of at::cuda, for cuBLAS and cuBLASLt. The extension loads without libtorch_cuda.so.
+template <typename Result>
+std::array<Result (*)(), 2> find_functions(const std::array<const char*, 2>& names) {
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
-  std::array<BlasWorkspaces*, 2> found{};
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    const auto find = reinterpret_cast<Find>(dlsym(library, kNames[i]));
-    if (find == nullptr) {
+  std::array<Result (*)(), 2> found{};
+  for (size_t i = 0; i < names.size(); ++i) {
+    found[i] = reinterpret_cast<Result (*)()>(dlsym(library, names[i]));
+    if (found[i] == nullptr) {
       throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
     }
-    found[i] = &find();
   }
   return found;
+}
+
+std::array<BlasWorkspaces*, 2> find_workspaces() {
+  const auto functions =
+      find_functions<BlasWorkspaces&>({"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+                                       "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"});
+  return {&functions[0](), &functions[1]()};
 }
 
 const std::array<BlasWorkspaces*, 2>& workspaces() {
@@ -80,6 +85,21 @@ std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
     }
   }
   return addresses;
+}
+
+std::vector<Range> side_blas_workspaces() {
+  const auto sizes = find_functions<size_t>(
+      {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"});
+  // Of either library, as PyTorch may share a workspace between them.
+  const uint64_t size = std::max(sizes[0](), sizes[1]());
+  std::vector<Range> found;
+  for (BlasWorkspaces* all : workspaces()) {
+    const std::shared_lock lock(all->mutex);
+    for (const auto& [key, memory] : all->map) {
+      if (std::get<1>(key) != nullptr) found.push_back({address_of(memory), size});
+    }
+  }
+  return found;
 }
 
 void free_blas_workspaces() {

@@ -17,6 +17,7 @@
 #include <shared_mutex>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "pygraph/recording.h"
 
@@ -52,6 +53,10 @@ class RecordedBlasWorkspaces {
  private:
   Range stand_ins_;
 };
+
+// The workspaces of streams other than the default one, of all threads. A recording that works on
+// such a stream beside its own uses what the stream has. Thread-safe.
+std::vector<Range> side_blas_workspaces();
 
 // Frees this thread's workspaces of the default stream, which no graph can have been captured on,
 // once the thread has made a recording that used cuBLAS. PyTorch allocates others when needed.

@@ -112,11 +112,13 @@ struct Operator {
   std::string name;    // "aten::mm"
   uint32_t first = 0;  // positions of the nodes that were captured meanwhile: [first, last)
   uint32_t last = 0;
-  // Whether it is not one of the framework's own operators. Nothing is known about its use of
-  // addresses: its kernels may keep one in memory, and use it later, also in another call.
+  // Whether it is not one of the framework's own operators, or works on tensors whose memory is not
+  // known. Nothing is known about its use of addresses: its kernels may keep one in memory, and use
+  // it later, also in another call.
   bool is_foreign = false;
-  std::vector<Range> arguments = {};  // the storages of its tensors
-  std::vector<Range> writes = {};     // those of `arguments` that it may write to
+  // The storages of its tensors, and of those that it gives to the framework's operators.
+  std::vector<Range> arguments = {};
+  std::vector<Range> writes = {};  // those of `arguments` that it may write to
 };
 
 struct Recording {

@@ -187,6 +187,12 @@ TEST_F(LeftoversTest, WhatOthersCallIsJudgedByItsArguments) {
             "operator my::a, node 0, " + refused);
 }
 
+// cuBLAS uses the workspace of the stream, which is no argument of the product.
+TEST_F(LeftoversTest, WorkspacesOfLibrariesAreUsed) {
+  around.workspaces = {{table - 64, kBytes}};
+  EXPECT_EQ(outcome({.name = "aten::mm", .last = 1}), "operator aten::mm, node 0, " + refused);
+}
+
 TEST_F(ConstantsTest, StandInsThatSomebodyKeptAreRefusedEverywhere) {
   around.kept_stand_ins = {{table, kBytes}};
   expect_refusal(add(table), "kept from a recording");

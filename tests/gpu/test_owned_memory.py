@@ -68,6 +68,13 @@ def add_in_workspace(x: torch.Tensor) -> torch.Tensor:
     return workspace * 2
 
 
+@custom_op("pygraph_test::add_mapped", mutates_args=())
+def add_mapped(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own operator is given wrappers of torch.func, which have no storage."""
+    table = _tables.setdefault(x.numel(), torch.ones_like(x))
+    return torch.vmap(torch.add)(x, table)
+
+
 @custom_op("pygraph_test::add_in_streams_workspace", mutates_args=())
 def add_in_streams_workspace(x: torch.Tensor) -> torch.Tensor:
     key = (x.numel(), torch.cuda.current_stream().cuda_stream)
@@ -118,7 +125,7 @@ def double_from_before(x: torch.Tensor) -> torch.Tensor:
 
 for _op in (
     *(add_table, add_in_workspace, add_in_streams_workspace, keep_last, keep_while_capturing),
-    *(add_from_host, double_from_before),
+    *(add_from_host, add_mapped, double_from_before),
 ):
     _op.register_fake(lambda x: torch.empty_like(x))
 add_by_difference.register_fake(lambda x, y: torch.empty_like(x))
@@ -175,6 +182,11 @@ def test_a_table_that_is_made_anew() -> None:
 def test_a_workspace_in_kernels_of_pytorch() -> None:
     _check(lambda x: add_in_workspace(x * 2) + 1, lambda x: (x * 2 + 1) * 2 + 1)
     _expect_refusal("add_in_workspace")
+
+
+def test_a_table_in_a_wrapper() -> None:
+    _check(lambda x: add_mapped(x * 2) + 1, lambda x: x * 2 + 2)
+    _expect_refusal("add_mapped")
 
 
 def test_a_workspace_per_stream() -> None:

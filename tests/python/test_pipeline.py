@@ -14,7 +14,7 @@ from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.options import Options
 from pygraph.partition.attempt import Attempt
-from pygraph.partition.call import Call, Function
+from pygraph.partition.call import Call, Function, SideEffects
 from pygraph.partition.pipeline import attempt
 from pygraph.record import recorder
 from pygraph.record.recorder import Recording, Request
@@ -177,3 +177,15 @@ def test_under_hooks_of_saved_tensors_no_graph_saves_elsewhere(monkeypatch: pyte
         result = _attempt(monkeypatch, FakeGraph(), verify_graphs=True)
     assert result.graph is None and "hooks of saved tensors" in result.failure
     assert _attempt(monkeypatch, FakeGraph(), verify_graphs=True).graph is not None
+
+
+def test_under_hooks_no_unverified_graph_saves_a_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compared, so what an uncaptured run would save on the CPU is not known."""
+    graph = FakeGraph()
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", lambda request: Recording(graph, StandIns(), []))
+    call = _call(add_one, [torch.ones(4)], verify=False)
+    with torch.autograd.graph.save_on_cpu():
+        result = attempt(dataclasses.replace(call, effects=SideEffects(draws=True)))
+    assert result.graph is None and "hooks of saved tensors" in result.failure
+    assert torch.equal(result.outputs[0], torch.ones(4) + 1)

@@ -95,22 +95,26 @@ def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozense
     taken = result.executable_bytes + (call.pending.executable_bytes if call.pending else 0)
     if result.suspects:
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
-    failure = result.failure or _saved_elsewhere(result.outputs)
+    failure = result.failure or _saved_elsewhere(_has_cpu_tensor(result.outputs))
     verified = None if failure else recording.graph
     return Attempt(result.outputs, verified, failure, executable_bytes=taken)
 
 
-def _saved_elsewhere(outputs: Sequence[Any]) -> str:
+def _has_cpu_tensor(outputs: Sequence[Any]) -> bool:
+    return any(isinstance(output, torch.Tensor) and output.is_cpu for output in outputs)
+
+
+def _saved_elsewhere(saves_random_state: bool) -> str:
     """Why the graph must not be used where hooks of saved tensors are active; empty if it may.
+
+    saves_random_state: whether an uncaptured run may do so on the CPU.
 
     Attention keeps the random state of its dropout on the CPU when it runs uncaptured, and on the GPU
     in a graph. Activation checkpointing, which uses such hooks, raises where what two forwards save
     differs in that, and one of them may be uncaptured. (The engine counts hooks among the switches, so
     graphs that were recorded without them are not used under them.)
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return ""
-    if not any(isinstance(output, torch.Tensor) and output.is_cpu for output in outputs):
+    if not saves_random_state or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return ""
     return "hooks of saved tensors are active, and a graph would save on the GPU what is on the CPU"
 
@@ -120,6 +124,9 @@ def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
     if recording.graph.unexplained_words > 0:
         reason = "some parameters look like unknown addresses, and verify is off"
         return Attempt(call.uncaptured(call.args), failure=reason)
+    failure = _saved_elsewhere(call.effects.draws)  # no uncaptured run shows where it saves
+    if failure:
+        return Attempt(call.uncaptured(call.args), failure=failure)
     try:
         return Attempt(recording.graph.replay(call.args, True), recording.graph)
     except RuntimeError as error:  # nothing was launched
