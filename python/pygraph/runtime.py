@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -29,8 +29,40 @@ class AnyPartition(Protocol):
 
 partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
 
+
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
-record_lock = threading.Lock()
+class RecordLock:
+    """A lock that knows which thread has acquired it. Any thread may release it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if not self._lock.acquire(blocking):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has acquired it."""
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+record_lock = RecordLock()
 
 # PyTorch lets no other thread draw from a default generator while anything is captured. So whoever
 # captures holds the locks of all other threads. Any number of threads may draw at a time.
@@ -166,15 +198,33 @@ def _own_lock() -> Any:
 
 
 _pauses = 0  # contexts of `uncaptured` that have been entered
+_pauses_hold_lock = False
+_POLL_SECONDS = 1e-3
 _pauses_lock = threading.Lock()
+
+
+def _try_to_pause(pause: Callable[[bool], None]) -> bool:
+    """Counts a context; False while another thread records. (Nobody waits for that with the lock of the
+    count, which the function that is being recorded may want.)"""
+    global _pauses, _pauses_hold_lock
+    with _pauses_lock:
+        if _pauses == 0:
+            # A function that is being recorded, verified or timed may be what enters the context.
+            is_held_here = record_lock.is_held_here()
+            if not is_held_here and not record_lock.acquire(blocking=False):
+                return False
+            _pauses_hold_lock = not is_held_here
+            pause(True)
+        _pauses += 1
+        return True
 
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """No graph of the process is replayed inside the context, in any thread; none is recorded.
+    """No call that begins inside the context is replayed, in any thread, and no graph is recorded.
 
-    May be entered several times, also by several threads. Waits for a recording that is under way; not
-    to be entered by a function that is being recorded. Thread-safe.
+    May be entered several times, also by several threads. Waits for another thread's recording that is
+    under way. Thread-safe.
     """
     global _pauses
     try:
@@ -182,11 +232,8 @@ def uncaptured() -> Iterator[None]:
     except ImportError:  # it does not fit this PyTorch, so nothing is ever captured
         yield
         return
-    with _pauses_lock:
-        if _pauses == 0:
-            record_lock.acquire()
-            pause(True)
-        _pauses += 1
+    while not _try_to_pause(pause):
+        time.sleep(_POLL_SECONDS)
     try:
         yield
     finally:
@@ -194,7 +241,8 @@ def uncaptured() -> Iterator[None]:
             _pauses -= 1
             if _pauses == 0:
                 pause(False)
-                record_lock.release()
+                if _pauses_hold_lock:
+                    record_lock.release()
 
 
 def reset() -> None:

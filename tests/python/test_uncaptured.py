@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -67,3 +68,41 @@ def test_without_an_engine_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> N
     with pygraph.uncaptured():
         pass
     assert not runtime.record_lock.locked()
+
+
+def test_a_function_that_is_being_recorded_may_enter_it(engine: _Engine) -> None:
+    with runtime.record_lock:
+        with pygraph.uncaptured():
+            assert engine.paused == [True]
+        assert runtime.record_lock.locked()
+    assert not runtime.record_lock.locked()
+
+
+def test_a_lock_knows_its_thread() -> None:
+    lock = runtime.RecordLock()
+    assert lock.acquire(blocking=False) and lock.is_held_here()
+    assert not lock.acquire(blocking=False)
+    seen: list[bool] = []
+    thread = threading.Thread(target=lambda: seen.append(lock.is_held_here()))
+    thread.start()
+    thread.join()
+    lock.release()
+    assert seen == [False] and not lock.is_held_here() and not lock.locked()
+
+
+def test_a_function_that_is_being_recorded_may_enter_it_while_others_wait(engine: _Engine) -> None:
+    entered = []
+
+    def wait() -> None:
+        with pygraph.uncaptured():
+            entered.append(runtime.record_lock.locked())
+
+    with runtime.record_lock:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.05)
+        assert entered == []
+        with pygraph.uncaptured():
+            pass
+    thread.join(20)
+    assert entered == [True] and not runtime.record_lock.locked()
