@@ -1,73 +1,121 @@
-"""The command line: ``pygraph explain script.py``."""
+"""The command line: ``python -m pygraph``, or ``pygraph``.
+
+pygraph [--summary] script.py ...    run a script with PyGraph
+pygraph [--summary] -m module ...    the same for a module
+pygraph explain script.py ...        run it, then report what ran in graphs
+
+Imports PyTorch only for ``explain``: else the program is the first to do so.
+"""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import runpy
+import atexit
+import os
 import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
+from pygraph import default_backend, launch
+
+_USAGE = """\
+%(prog)s [-h] [--summary] (script.py | -m module) [arguments ...]
+       %(prog)s explain [--html] [--json] [--output FILE] (script.py | -m module) [arguments ...]"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="pygraph", description="CUDA graphs for PyTorch programs.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "explain",
-        help="run a script and report what ran in graphs, and why the rest did not",
-        description="Runs the script with torch.compile using PyGraph, then reports.",
+    """Runs the command; returns the exit status. Raises what the program raises."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _explain(argv[1:]) if argv[:1] == ["explain"] else _run(argv)
+    except launch.NotFoundError as error:
+        print(f"pygraph: {error}", file=sys.stderr)
+        return error.status
+
+
+def _run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pygraph",
+        usage=_USAGE,
+        description="Runs a program. torch.compile uses PyGraph where it would use Inductor.",
     )
-    command.add_argument("--html", action="store_true", help="write a page and open it in a browser")
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    command.add_argument("--output", type=Path, help="where --html writes (default: SCRIPT.html)")
-    command.add_argument("script", type=Path)
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-    return _explain(parser.parse_args(argv))
+    parser.add_argument("--summary", action="store_true", help="print one line at the end, to stderr")
+    _add_target(parser)
+    options = parser.parse_args(argv)
+    target, arguments, is_module = _target(parser, options)
+    default_backend.install(_begin_summary if options.summary else None)
+    if options.summary:
+        atexit.register(_print_summary, os.getpid())
+    launch.run(target, arguments, is_module)
+    return 0
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pygraph explain",
+        description="Runs a program with torch.compile using PyGraph, then reports what ran in graphs, "
+        "and why the rest did not.",
+    )
+    parser.add_argument("--html", action="store_true", help="write a page and open it in a browser")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--output", type=Path, help="where --html writes (default: SCRIPT.html)")
+    _add_target(parser)
+    options = parser.parse_args(argv)
+    target, arguments, is_module = _target(parser, options)
+
     from pygraph.observations import observing
     from pygraph.report.script import report_on
 
-    if not options.script.is_file():
-        print(f"pygraph explain: there is no file {options.script}", file=sys.stderr)
-        return 2
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path.insert(0, str(options.script.parent))
-    torch.compile = _compile_with_pygraph(torch.compile)
+    default_backend.install()
     status = 0
-    namespace: dict[str, Any] = {}  # keeps the script's compiled programs alive
     with observing() as observation:
         try:
-            namespace = runpy.run_path(str(options.script), run_name="__main__")
+            launch.run(target, arguments, is_module)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    report = report_on(options.script.name, observation)
-    del namespace
+    report = report_on(target if is_module else Path(target).name, observation)
     print(report.to_json() if options.json else report)
     if options.html:
-        path = options.output or options.script.with_suffix(".html")
+        path = options.output or (
+            Path(f"{target}.html") if is_module else Path(target).with_suffix(".html")
+        )
         report.save(path)
         print(f"written to {path}", file=sys.stderr)
         webbrowser.open(path.resolve().as_uri())
     return status
 
 
-def _compile_with_pygraph(compile_: Any) -> Any:
-    """torch.compile with PyGraph in the place of Inductor; other backends stay what they are."""
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """All that follows a script's name, or -m, belongs to the program."""
+    rest = argparse.REMAINDER
+    parser.add_argument("-m", dest="module", nargs=rest, metavar="module", help="run a module")
+    parser.add_argument("script", nargs=rest, metavar="script.py", help="and its arguments")
 
-    @functools.wraps(compile_)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("backend", "inductor") == "inductor":
-            kwargs["backend"] = "pygraph"
-            if kwargs.get("mode") == "reduce-overhead":
-                kwargs["mode"] = None
-        return compile_(*args, **kwargs)
 
-    return wrapper
+def _target(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[str, list[str], bool]:
+    """The program's name, its arguments, and whether it is a module."""
+    is_module = options.module is not None
+    words = options.module if is_module else options.script
+    if not words:
+        parser.error("name a script, or -m and a module")
+    return words[0], words[1:], is_module
+
+
+def _begin_summary() -> None:
+    from pygraph.report import summary
+
+    summary.begin()
+
+
+def _print_summary(process: int) -> None:
+    if os.getpid() != process:  # a forked child
+        return
+    if "torch" not in sys.modules:
+        print("pygraph: the program did not import PyTorch", file=sys.stderr)
+        return
+    from pygraph.report import summary
+
+    print(f"pygraph: {summary.line()}", file=sys.stderr)

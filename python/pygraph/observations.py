@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 
@@ -89,6 +89,20 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
+class Tally(Protocol):
+    """Counts what is compiled, for a summary (:class:`pygraph.report.summary.Tally`)."""
+
+    def note_program(self) -> None:
+        """A program has partitions."""
+
+    def note_graph(self, graph: fx.Graph) -> None:
+        """It was traced: its post-grad graph."""
+
+    def note_partition(self, partition: AnyPartition) -> None:
+        """A partition was made."""
+
+
+tally: Tally | None = None  # of the process, if a summary was asked for
 _current: Observation | None = None
 
 

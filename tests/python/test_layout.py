@@ -23,7 +23,7 @@ _ROOT = Path(pygraph.__file__).parent
 
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
-    ("_engine", "_version", "source_digest", "dynamo_program"),
+    ("_engine", "_version", "source_digest", "dynamo_program", "launch", "default_backend"),
     ("engine",),
     ("runtime",),
     ("observations", "operators", "gpu", "torch_patches"),
@@ -33,6 +33,7 @@ _FLOORS = (
     ("compile",),
     ("report",),
     ("__init__", "cli"),
+    ("__main__",),
 )
 _FLOOR = {room: number for number, floor in enumerate(_FLOORS) for room in floor}
 

@@ -22,6 +22,7 @@ import torch
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
 from pygraph.compile import barriers, wrapper_bypass
+from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Kind, PartitionInfo
@@ -158,7 +159,7 @@ def _compile_with_graphs(
         graph_pass = GraphPass(
             enabled=frozenset(config.own.transforms),
             user_pass=user_pass,
-            watch=functools.partial(observation.note_graph, kind) if observation else None,
+            watch=functools.partial(_note_graph, kind, observation),
             outermost=gm,
         )
         noted = len(observation.graphs) if observation else 0
@@ -176,6 +177,17 @@ def _compile_with_graphs(
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
     return function  # type: ignore[no-any-return]
+
+
+def _note_graph(
+    kind: Kind, observation: Observation | None, graph: torch.fx.Graph, applied: list[Applied]
+) -> None:
+    """For the report and the summary, if one is made."""
+    if observation is not None:
+        observation.note_graph(kind, graph, applied)
+    if observations.tally is not None:
+        with runtime.harmless("counting operations"):
+            observations.tally.note_graph(graph)
 
 
 def _attach(
@@ -229,6 +241,8 @@ def _attach(
         )
         return lambda function: Partition(function, info, config.own, compilation).callable
 
+    if observations.tally is not None:
+        observations.tally.note_program()
     compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
     if route is not None:
         compiled.current_callable = runtime.engine().whole_graph_callable(

@@ -83,6 +83,9 @@ class Partition:
         observation = observations.current()
         if observation is not None:
             observation.partitions.append(self)
+        if observations.tally is not None:
+            with runtime.harmless("counting a partition"):
+                observations.tally.note_partition(self)
 
     def _start(self) -> None:
         """Nothing is known of recordings and trials."""
@@ -101,7 +104,8 @@ class Partition:
     def reset(self) -> None:
         """Drops the captured graphs; the next calls start over."""
         with self._lock:
-            dropped, self.entries = self.entries, {}
+            dropped = self.entries.copy()
+            self.entries.clear()
             runtime.engine().clear_decisions(self.callable)
             self._start()
         del dropped  # the graphs' end may run other code
