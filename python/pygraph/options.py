@@ -51,6 +51,8 @@ class Options:
         (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
         which every program has the same result, "all" for those as well with which guards miss some
         changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
+    warm_start: let AOTAutograd load a program from its cache, with its partitions
+        (:mod:`pygraph.compile.warm_start`).
     record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
         that needs more is refused.
     """
@@ -62,6 +64,7 @@ class Options:
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
     patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
+    warm_start: bool = True
     record_capacity_gib: int = 1024
 
 

@@ -24,6 +24,8 @@ from pygraph.partition.recording_policy import MOST_IN_NEW_THREADS
 from pygraph.partition.signature import Entry, Kind, Pending, SelectionState, State
 from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
+from pygraph.select import decision_cache
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 from .fake_engine import FakeGraph, StandIns
 from .stand_ins import INFO, FakeWatch, call
@@ -42,6 +44,32 @@ def test_reset_forgets_every_signature() -> None:
     partition.reset()
     assert partition.entries == {}
     assert runtime.engine().waiting_seconds(partition.callable, b"key") == 0
+
+
+@pytest.mark.parametrize("selected", [REPLAYED, UNCAPTURED])
+def test_a_decision_on_disk_is_known_at_the_first_call(
+    monkeypatch: pytest.MonkeyPatch, told_to_the_engine: list[int], selected: str
+) -> None:
+    """Shapes vary, so that a recording would have to wait."""
+    timing = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+    decision = Decision(selected, {UNCAPTURED: timing, REPLAYED: timing})
+    monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: "name")
+    monkeypatch.setattr(decision_cache, "load", lambda name: decision)
+    recorded: list[Call] = []
+
+    def attempt(call: Call) -> Attempt:
+        recorded.append(call)
+        return Attempt(outputs=call.uncaptured(call.args), failure="a test")
+
+    monkeypatch.setattr(pipeline, "attempt", attempt)
+    partition = Partition(lambda args: [args[0] + 1], INFO, Options(select="auto"))
+    x = torch.ones(2)
+    assert torch.equal(partition._miss([x, 3])[0], x + 1)
+    (entry,) = partition.entries.values()
+    assert recorded == []
+    assert entry.state is (State.UNCAPTURED if selected == REPLAYED else State.NOT_SELECTED)
+    partition._miss([x, 3])
+    assert len(recorded) == (selected == REPLAYED)
 
 
 def test_a_partition_lives_as_long_as_its_callable() -> None:

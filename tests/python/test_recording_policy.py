@@ -31,6 +31,14 @@ def test_shapes_that_push_each_other_out_are_recorded_ever_less() -> None:
     assert prices == pytest.approx([0.1, 0.1, 0.2, 0.4, 1.6])
 
 
+def test_a_shape_that_an_earlier_process_selected_a_graph_for_is_recorded_at_once() -> None:
+    policy = after_four_recordings(max_graphs=4)
+    for has_numbers in (False, True):
+        assert policy.seconds_to_wait(has_numbers, is_selected=True) == 0
+    policy.note_dropped(1)  # shapes push each other out
+    assert policy.seconds_to_wait(True, is_selected=True) == pytest.approx(0.1)
+
+
 def test_memory_that_was_short_is_asked_for_three_times_ever_later() -> None:
     policy = RecordingPolicy(256)
     assert [policy.calls_until_retry() for _ in range(5)] == [1000, 4000, 16000, 0, 0]

@@ -1,11 +1,11 @@
 """The ``torch.compile`` backend.
 
 Inductor compiles; PyGraph owns one step of it. ``compile_fx`` accepts a function for the innermost
-compilation, which forward, lazily compiled backward, inference and cache hits all pass through. Ours
-lets Inductor cut the program into partitions that are fit for CUDA graphs but keeps its own graph
-runtime off, then replaces each partition's function by a
-:class:`~pygraph.partition.partition.Partition`. Inductor's kernels get barriers that they lack
-(:mod:`pygraph.compile.barriers`), and patches make PyTorch's work around a call cheaper
+compilation, which forward, lazily compiled backward, inference and hits in Inductor's cache all pass
+through (hits in AOTAutograd's cache: :mod:`pygraph.compile.warm_start`). Ours lets Inductor cut the
+program into partitions that are fit for CUDA graphs but keeps its own graph runtime off, then replaces
+each partition's function (:mod:`pygraph.compile.attachment`). Inductor's kernels get barriers that
+they lack (:mod:`pygraph.compile.barriers`), and patches make PyTorch's work around a call cheaper
 (:mod:`pygraph.torch_patches`).
 """
 
@@ -21,11 +21,11 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.compile import barriers, wrapper_bypass
+from pygraph.compile import attachment, barriers, warm_start, wrapper_bypass
+from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
-from pygraph.partition.partition import Partition
-from pygraph.partition.signature import Kind, PartitionInfo
+from pygraph.partition.signature import Kind
 from pygraph.uncapturable import Compilation
 
 log = logging.getLogger("pygraph")
@@ -33,12 +33,6 @@ log = logging.getLogger("pygraph")
 # In the key of Inductor's cache: code made for us is not mixed up with other backends', nor with what
 # versions of PyGraph made that generated other kernels.
 _CACHE_TAG = "pygraph-0.12"
-
-
-_READS_RANDOM_STATE_ON_HOST = (
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_efficient_attention_backward",
-)
 
 
 class Backend:
@@ -141,11 +135,13 @@ def _compile_with_graphs(
     if observation is not None:
         observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         patches["force_disable_caches"] = True  # a program from the cache would tell nothing
-    found: list[wrapper_bypass.Shortcut | None] = []  # one per graph compiled within compile_fx
+    # One per graph that was compiled within compile_fx, or loaded by AOTAutograd.
+    compiled_here: list[wrapper_bypass.Shortcut | None] = []
+    loaded: list[wrapper_bypass.Shortcut | None] = []
 
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
-        # A hit in AOTAutograd's cache would skip inner_compile, and with it PyGraph.
+        # A hit in AOTAutograd's cache skips inner_compile, and with it PyGraph, but in _warm_start.
         stack.enter_context(
             functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
         )
@@ -154,8 +150,9 @@ def _compile_with_graphs(
         return stack
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        on_host = _random_state_inputs(gm)  # before Inductor changes the graph
-        kind = _kind_of(kwargs)
+        # Before Inductor changes the graph.
+        facts = Facts(len(inputs), attachment.random_state_inputs(gm))
+        kind = attachment.kind_of(kwargs)
         graph_pass = GraphPass(
             enabled=frozenset(config.own.transforms),
             user_pass=user_pass,
@@ -168,15 +165,46 @@ def _compile_with_graphs(
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
         if observation is not None:
             compilation.graphs += observation.graphs[noted:]
-        found.append(_attach(compiled, config, compilation, len(inputs), on_host, kwargs))
+        if is_warm:
+            warm_start.keep(getattr(compiled, "_fx_graph_cache_key", None), facts)
+        metadata = attachment.current_metadata()
+        shortcut = attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata)
+        compiled_here.append(shortcut)
         return compiled
 
+    def load(compiled: Any, facts: Facts, metadata: Any) -> None:
+        kwargs = compiled.fx_kwargs
+        loaded.append(attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata))
+
     argument_count = len(example_inputs)
-    with scope():
+    is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
+    is_warm = is_warm and warm_start.is_possible()
+    with scope(), _warm_start(config, load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
+    found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
     return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _warm_start(config: BackendConfig, load: warm_start.Attach) -> Iterator[None]:
+    """AOTAutograd may load the program from its cache; ``load`` is called with each graph.
+
+    The key of that cache has Inductor's settings, with the cuts, and here what else PyGraph's part of
+    the compilation depends on.
+    """
+    import torch._functorch.config as functorch_config
+
+    from pygraph.fx_passes.graph_pass import GraphPass
+
+    tag = f"{_CACHE_TAG}|{GraphPass(frozenset(config.own.transforms)).uuid()}"
+    with (
+        functorch_config.patch(enable_autograd_cache=True),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+        warm_start.attaching(load),
+    ):
+        yield
 
 
 def _note_graph(
@@ -190,113 +218,9 @@ def _note_graph(
             observations.tally.note_graph(graph)
 
 
-def _attach(
-    compiled: Any,
-    config: BackendConfig,
-    compilation: Compilation,
-    input_count: int,
-    on_host: frozenset[int],
-    kwargs: dict[str, Any],
-) -> wrapper_bypass.Shortcut | None:
-    """Replaces every partition function of a compiled FX graph by a Partition.
-
-    Returns a way around all Python wrappers, where there is one.
-    """
-    from torch._inductor.output_code import CompiledFxGraph
-
-    if type(compiled) is not CompiledFxGraph:  # nothing was compiled, or a debugging wrapper
-        return None
-    maps = compiled.partition_maps
-    runner = compiled.compiled_fn_runner
-    if not maps or runner is None or compiled.recursively_apply_fns is None:
-        return None
-    if len(compiled.device_idxs) != 1:
-        runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
-        return None
-    if len(maps) != len(runner.partitions):
-        log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
-        return None
-    device = next(iter(compiled.device_idxs))
-    static = set(kwargs.get("static_input_idxs") or ())
-    mutated = set(compiled.mutated_input_idxs)
-    kind = _kind_of(kwargs)
-    program = compiled._fx_graph_cache_key or ""
-    route = None
-    if len(maps) == 1:
-        route = wrapper_bypass.find_route(runner, input_count, len(maps[0].output_index_mapping))
-
-    def wrap(number: int) -> Callable[[Callable[..., Any]], Any]:
-        mapping = route.inputs if route is not None else maps[number].input_index_mapping
-        info = PartitionInfo(
-            name=f"{kind}{'' if len(maps) == 1 else f' part {number}'}",
-            device=device,
-            argument_count=len(mapping),
-            counts_numbers=route is not None,
-            static=frozenset(i for i, source in enumerate(mapping) if source in static),
-            mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
-            on_host=frozenset(i for i, source in enumerate(mapping) if source in on_host),
-            kind=kind,
-            saved=_saved_outputs(route) if kind == "forward" else (),
-            program=f"{program} part {number}" if program else "",
-        )
-        return lambda function: Partition(function, info, config.own, compilation).callable
-
-    if observations.tally is not None:
-        observations.tally.note_program()
-    compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
-    if route is not None:
-        compiled.current_callable = runtime.engine().whole_graph_callable(
-            runner.partitions[0],
-            compiled.current_callable,
-            True,  # called with one list
-            input_count,
-            route.inputs,
-            route.outputs,
-            route.sent,
-        )
-        if kind == "inference" and wrapper_bypass.is_plain_inference(input_count):
-            return wrapper_bypass.Shortcut(runner.partitions[0], input_count, route)
-    return None
-
-
-def _kind_of(kwargs: dict[str, Any]) -> Kind:
-    if kwargs.get("is_backward"):
-        return "backward"
-    return "inference" if kwargs.get("is_inference") else "forward"
-
-
 def _inductor_option(config: BackendConfig, name: str) -> Any:
     """The user's value: of this compilation, or of the process."""
     return config.inductor.get(name, getattr(torch._inductor.config, name))
-
-
-def _random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
-    """Inputs that memory-efficient attention's backward reads on the host unless one captures."""
-    placeholders = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    found = set()
-    for node in gm.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or schema.name not in _READS_RANDOM_STATE_ON_HOST:
-            continue
-        for argument, value in zip(schema.arguments, node.args, strict=False):
-            if argument.name in ("philox_seed", "philox_offset") and value in placeholders:
-                found.add(placeholders[value])
-    return frozenset(found)
-
-
-def _saved_outputs(route: wrapper_bypass.Route | None) -> tuple[int, ...]:
-    """Partition outputs that AOTAutograd saves for backward and nothing else uses."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if route is None or metadata is None:
-        return ()
-
-    def made(outputs: Sequence[wrapper_bypass.Output | None]) -> set[int]:
-        return {output[1] for output in outputs if output is not None and output[0]}
-
-    visible = made(route.outputs[: metadata.num_forward])
-    saved = made(route.outputs[metadata.num_forward :])
-    return tuple(sorted(saved - visible))
 
 
 backend = Backend()

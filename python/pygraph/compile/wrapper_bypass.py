@@ -72,14 +72,14 @@ class Shortcut:
         )
 
 
-def is_plain_inference(input_count: int) -> bool:
-    """Whether AOTAutograd's wrappers have nothing to do around the inference graph being compiled.
+def is_plain_inference(metadata: Any, input_count: int) -> bool:
+    """Whether AOTAutograd's wrappers have nothing to do around an inference graph.
 
     That is: no input is mutated, no output aliases, no duplicate or subclassed arguments, no effect
     tokens, no random offsets handed through.
+
+    metadata: AOTAutograd's, of the program; None if there is none.
     """
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
     if metadata is None:
         return False
     return (

@@ -211,6 +211,7 @@ class Partition:
         if len(self.entries) >= _MAX_SEEN:
             self._forget_uncaptured()
         entry = Entry()
+        self._selector.look_up(key, entry)
         self._pipeline.wait(key, entry, args)
         if self._effects.is_watching:
             outputs, failure = self._effects.watched_call(args, self.uncaptured)

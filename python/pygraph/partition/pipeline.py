@@ -67,7 +67,8 @@ class Pipeline:
         now."""
         # The compiler puts integers last.
         has_numbers = any(isinstance(arg, int) for arg in reversed(args))
-        seconds = self.policy.seconds_to_wait(has_numbers)
+        decision = entry.selection.decision  # on disk: one of no graph has changed the entry's state
+        seconds = self.policy.seconds_to_wait(has_numbers, is_selected=decision is not None)
         if seconds <= entry.recording.wait_seconds:
             return False
         runtime.engine().wait(self.host.callable, key, seconds - entry.recording.wait_seconds)

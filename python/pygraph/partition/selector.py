@@ -43,9 +43,9 @@ _MOST_OUT_OF_BAND = 3
 
 class Selector:
     """Handles a partition's calls from the capture of a graph to the decision, and later its rechecks.
-    Callers hold the record lock, except for ``run_trial_call`` and ``recheck``, which take it. Errors
-    in measuring, storing or cleaning up never reach the program: the signature keeps its state, or runs
-    uncaptured."""
+    Callers hold the record lock, except for ``run_trial_call`` and ``recheck``, which take it, and for
+    ``look_up`` for an entry that no other thread sees. Errors in measuring and storing never
+    reach the program: the signature keeps its state, or runs uncaptured."""
 
     def __init__(self, host: Host, mode: str) -> None:
         """mode: the option ``pygraph.select``."""
@@ -58,14 +58,21 @@ class Selector:
         """Loads the decision for a signature that is about to be recorded, if there is one."""
         if self._mode == "never":
             entry.deselect('the option pygraph.select is "never"')
-        elif self._mode == "auto" and not entry.selection.cache_key:
-            with runtime.harmless("looking for a selection on disk"):
-                info = self._host.info
-                entry.selection.cache_key = decision_cache.key_of(info.program, key, info.device)
-                entry.selection.decision = decision_cache.load(entry.selection.cache_key)
-            decision = entry.selection.decision
-            if decision is not None and decision.selected == UNCAPTURED:
-                entry.deselect(_reason(decision))
+        else:
+            self.look_up(key, entry)
+
+    def look_up(self, key: bytes, entry: Entry) -> None:
+        """Loads the decision from disk, if there is one, already at a signature's first call. That call
+        runs uncaptured in any case: it loads kernels and tunes, which a recording cannot."""
+        if self._mode != "auto" or entry.selection.cache_key:
+            return
+        with runtime.harmless("looking for a selection on disk"):
+            info = self._host.info
+            entry.selection.cache_key = decision_cache.key_of(info.program, key, info.device)
+            entry.selection.decision = decision_cache.load(entry.selection.cache_key)
+        decision = entry.selection.decision
+        if decision is not None and decision.selected == UNCAPTURED:
+            entry.deselect(_reason(decision))
 
     def begin_trial_or_install(self, entry: Entry) -> None:
         """Uses the entry's verified graph, or begins its trial."""

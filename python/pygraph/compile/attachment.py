@@ -1,0 +1,138 @@
+"""Gives a compiled FX graph its partitions: each partition's function becomes a
+:class:`~pygraph.partition.partition.Partition`.
+
+The graph was compiled just now, or comes from Inductor's cache, or from AOTAutograd's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import observations, runtime
+from pygraph.compile import wrapper_bypass
+from pygraph.compile.warm_start import Facts
+from pygraph.options import Options
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import Kind, PartitionInfo
+from pygraph.uncapturable import Compilation
+
+log = logging.getLogger("pygraph")
+
+_READS_RANDOM_STATE_ON_HOST = (
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_efficient_attention_backward",
+)
+
+
+def attach(
+    compiled: Any,
+    options: Options,
+    compilation: Compilation,
+    facts: Facts,
+    kwargs: dict[str, Any],
+    metadata: Any,
+) -> wrapper_bypass.Shortcut | None:
+    """Replaces every partition function of a compiled FX graph by a Partition.
+
+    kwargs: that Inductor was called with to compile it.
+    metadata: AOTAutograd's, of the program; None if there is none.
+    Returns a way around all Python wrappers, where there is one.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if type(compiled) is not CompiledFxGraph:  # nothing was compiled, or a debugging wrapper
+        return None
+    maps = compiled.partition_maps
+    runner = compiled.compiled_fn_runner
+    if not maps or runner is None or compiled.recursively_apply_fns is None:
+        return None
+    if len(compiled.device_idxs) != 1:
+        runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
+        return None
+    if len(maps) != len(runner.partitions):
+        log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
+        return None
+    device = next(iter(compiled.device_idxs))
+    static = set(kwargs.get("static_input_idxs") or ())
+    mutated = set(compiled.mutated_input_idxs)
+    kind = kind_of(kwargs)
+    program = compiled._fx_graph_cache_key or ""
+    route = None
+    if len(maps) == 1:
+        route = wrapper_bypass.find_route(runner, facts.input_count, len(maps[0].output_index_mapping))
+
+    def wrap(number: int) -> Callable[[Callable[..., Any]], Any]:
+        mapping = route.inputs if route is not None else maps[number].input_index_mapping
+        info = PartitionInfo(
+            name=f"{kind}{'' if len(maps) == 1 else f' part {number}'}",
+            device=device,
+            argument_count=len(mapping),
+            counts_numbers=route is not None,
+            static=frozenset(i for i, source in enumerate(mapping) if source in static),
+            mutated=frozenset(i for i, source in enumerate(mapping) if source in mutated),
+            on_host=frozenset(i for i, source in enumerate(mapping) if source in facts.on_host),
+            kind=kind,
+            saved=_saved_outputs(route, metadata) if kind == "forward" else (),
+            program=f"{program} part {number}" if program else "",
+        )
+        return lambda function: Partition(function, info, options, compilation).callable
+
+    if observations.tally is not None:
+        observations.tally.note_program()
+    compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
+    if route is not None:
+        compiled.current_callable = runtime.engine().whole_graph_callable(
+            runner.partitions[0],
+            compiled.current_callable,
+            True,  # called with one list
+            facts.input_count,
+            route.inputs,
+            route.outputs,
+            route.sent,
+        )
+        if kind == "inference" and wrapper_bypass.is_plain_inference(metadata, facts.input_count):
+            return wrapper_bypass.Shortcut(runner.partitions[0], facts.input_count, route)
+    return None
+
+
+def kind_of(kwargs: dict[str, Any]) -> Kind:
+    if kwargs.get("is_backward"):
+        return "backward"
+    return "inference" if kwargs.get("is_inference") else "forward"
+
+
+def random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Inputs that memory-efficient attention's backward reads on the host unless one captures."""
+    placeholders = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    found = set()
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.name not in _READS_RANDOM_STATE_ON_HOST:
+            continue
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.name in ("philox_seed", "philox_offset") and value in placeholders:
+                found.add(placeholders[value])
+    return frozenset(found)
+
+
+def current_metadata() -> Any:
+    """AOTAutograd's, of the program that is being compiled; None if there is none."""
+    context = torch._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def _saved_outputs(route: wrapper_bypass.Route | None, metadata: Any) -> tuple[int, ...]:
+    """Partition outputs that AOTAutograd saves for backward and nothing else uses."""
+    if route is None or metadata is None:
+        return ()
+
+    def made(outputs: Sequence[wrapper_bypass.Output | None]) -> set[int]:
+        return {output[1] for output in outputs if output is not None and output[0]}
+
+    visible = made(route.outputs[: metadata.num_forward])
+    saved = made(route.outputs[metadata.num_forward :])
+    return tuple(sorted(saved - visible))

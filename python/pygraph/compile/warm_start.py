@@ -1,0 +1,159 @@
+"""Warm starts: a program from AOTAutograd's cache gets its partitions, too.
+
+On a hit AOTAutograd calls no compiler: it loads the compiled graphs of forward and backward from
+Inductor's cache and wraps them. Loading passes through ``wrap_post_compile`` of the cache's entry; in
+the context :func:`attaching`, what is loaded there is handed to PyGraph before it is wrapped, and
+PyTorch's own graph runtime stays off.
+
+What PyGraph needs to know of a graph, and learns from its FX graph when it is compiled, is in a file of
+its own beside Inductor's cache (:class:`Facts`), by the graph's key there. An entry without that file,
+and any error, counts as a miss: PyTorch then compiles, as with an empty cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("pygraph")
+
+_FORMAT = 1
+_PARAMETERS = ["self", "args", "aot_config", "fx_config"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Of a graph that Inductor compiled, beyond what its compiled code tells.
+
+    on_host: inputs that an uncaptured run needs on the CPU (:class:`PartitionInfo`).
+    """
+
+    input_count: int
+    on_host: frozenset[int] = frozenset()
+
+
+# Called with a loaded graph, its facts, and AOTAutograd's metadata of the program.
+Attach = Callable[[Any, Facts, Any], None]
+
+_attach: ContextVar[Attach | None] = ContextVar("pygraph_attach", default=None)
+
+
+@functools.cache
+def is_possible() -> bool:
+    """Whether AOTAutograd's cache loads programs in the way that this module knows."""
+    try:
+        _install()
+    except Exception as error:
+        log.info("no warm starts: %s: %s", type(error).__name__, error)
+        return False
+    return True
+
+
+def is_wanted_by_user() -> bool:
+    """Whether PyTorch's settings let AOTAutograd use its cache in the form that is known here."""
+    import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
+
+    is_bundled = functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile
+    return bool(functorch_config.enable_autograd_cache) and not is_bundled
+
+
+@contextlib.contextmanager
+def attaching(attach: Attach) -> Iterator[None]:
+    """Graphs that AOTAutograd loads in this context, in this thread, are handed to ``attach``. An error
+    in there is a miss."""
+    token = _attach.set(attach)
+    try:
+        yield
+    finally:
+        _attach.reset(token)
+
+
+def keep(key: str | None, facts: Facts) -> None:
+    """Writes the facts of the graph with that key in Inductor's cache, unless they are there."""
+    if not key:
+        return
+    try:
+        path = _path(key)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        data = {"key": key, "input_count": facts.input_count, "on_host": sorted(facts.on_host)}
+        temporary.write_text(json.dumps(data), "utf-8")
+        os.replace(temporary, path)
+    except Exception as error:  # the folder cannot be written
+        log.debug("no warm start for a graph: %s", error)
+
+
+def find(key: str) -> Facts:
+    """Raises where there are none, or none that can be read."""
+    data = json.loads(_path(key).read_text("utf-8"))
+    if data["key"] != key:
+        raise ValueError("the facts are another graph's")
+    on_host = [int(i) for i in data["on_host"]]
+    return Facts(int(data["input_count"]), frozenset(on_host))
+
+
+def _path(key: str) -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    from pygraph._version import __version__
+
+    name = hashlib.sha256(f"{__version__}|{key}".encode()).hexdigest()
+    return Path(cache_dir()) / "pygraph" / f"programs-v{_FORMAT}" / f"{name}.json"
+
+
+def _install() -> None:
+    """Wraps the loading of entries; without effect outside of ``attaching``. Raises where the installed
+    PyTorch loads them in another way."""
+    from torch._functorch._aot_autograd.aot_autograd_result import (
+        CompiledBackward,
+        CompiledForward,
+        GenericAOTAutogradResult,
+    )
+
+    load = GenericAOTAutogradResult.wrap_post_compile
+    if list(inspect.signature(load).parameters) != _PARAMETERS:
+        raise TypeError("AOTAutograd's entries have another wrap_post_compile")
+    for part in (CompiledForward, CompiledBackward):
+        if "fx_graph_cache_info" not in part.__dataclass_fields__:
+            raise TypeError(f"{part.__name__} has another form")
+
+    def wrap_post_compile(entry: Any, args: Any, aot_config: Any, fx_config: Any) -> Any:
+        attach = _attach.get()
+        if attach is not None:
+            fx_config = _prepare(entry, attach, fx_config)
+        return load(entry, args, aot_config, fx_config)
+
+    GenericAOTAutogradResult.wrap_post_compile = functools.wraps(load)(wrap_post_compile)
+
+
+def _prepare(entry: Any, attach: Attach, fx_config: dict[str, Any]) -> dict[str, Any]:
+    """Lets the entry's graphs be attached right after they are loaded. Raises where facts are
+    missing."""
+    from torch._inductor.utils import BoxedBool
+
+    parts = [part for part in (entry.compiled_fw, entry.compiled_bw) if part is not None]
+    facts = [find(part.fx_graph_cache_info[0]) for part in parts]
+    subclasses = entry.maybe_subclass_meta
+    metadata = entry.runtime_metadata if subclasses is None else subclasses.fw_metadata
+
+    def post_compile(part: Any, known: Facts, graph: Any, config: Any) -> Any:
+        result = type(part).post_compile(part, graph, config)
+        attach(graph, known, metadata)
+        return result
+
+    for part, known in zip(parts, facts, strict=True):
+        part.post_compile = functools.partial(post_compile, part, known)
+    return {**fx_config, "cudagraphs": BoxedBool(False)}
