@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +18,8 @@ from pygraph.partition.signature import State
 from pygraph.report.classify import segments
 from pygraph.report.estimate import observed_cuts, strip_parts
 from pygraph.report.explanation import Report, Share, Timing
-from pygraph.report.profile import profile_kernels, shares, strip
+from pygraph.report.graph_times import graph_times
+from pygraph.report.profile import kernels_of, shares, strip, trace_call
 from pygraph.report.stats import GraphStats, graph_row
 
 _WARM_UP = 4
@@ -45,7 +48,11 @@ def measure(
             if i >= _WARM_UP and not _is_waiting(observation):
                 break
             call()
-    kernels = profile_kernels(call)
+    with _own_names(observation) as graphs:
+        events = trace_call(call)
+    kernels = kernels_of(events)
+    times = graph_times(events, graphs)
+    gpu_us = {id(graphs[name]): time for name, time in times.items()}
     timing = _time(call)
     measured = bool(kernels)
     return Report(
@@ -53,7 +60,7 @@ def measure(
         device=torch.cuda.get_device_name(),
         estimated=not measured,
         shares=shares(kernels) if measured else counted_shares(observation),
-        graphs=tuple(graph_rows(observation)),
+        graphs=tuple(graph_rows(observation, gpu_us)),
         cuts=tuple([*observed_cuts(observation), *refusals(observation)]),
         transformations=tuple(observation.applied),
         strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
@@ -75,15 +82,33 @@ def _is_waiting(observation: Observation) -> bool:
     )
 
 
-def graph_rows(observation: Observation) -> list[GraphStats]:
-    """One row per partition and signature that was called more than once."""
+@contextlib.contextmanager
+def _own_names(observation: Observation) -> Iterator[dict[str, Any]]:
+    """In the context each graph's replays have a name of their own in profiles: the graphs by name."""
+    partitions = _partitions(observation)
+    found = [entry.graph for partition in partitions for entry in partition.entries.copy().values()]
+    graphs = {f"pygraph graph {number}": graph for number, graph in enumerate(filter(None, found))}
+    before = [graph.name for graph in graphs.values()]
+    try:
+        for name, graph in graphs.items():
+            graph.name = name
+        yield dict(graphs)
+    finally:
+        for name, graph in zip(before, graphs.values(), strict=True):
+            graph.name = name
+
+
+def graph_rows(observation: Observation, gpu_us: Mapping[int, float] | None = None) -> list[GraphStats]:
+    """One row per partition and signature that was called more than once. gpu_us: of each graph, by its
+    id."""
     rows = []
     for partition in _partitions(observation):
         for entry in partition.entries.copy().values():
             graph = entry.graph
             if graph is None and entry.state is State.UNCAPTURED:
                 continue
-            rows.append(graph_row(partition.info, entry))
+            row = graph_row(partition.info, entry)
+            rows.append(dataclasses.replace(row, gpu_us=(gpu_us or {}).get(id(graph))))
     return sorted(rows, key=lambda row: (row.state != "captured", -row.nodes))
 
 

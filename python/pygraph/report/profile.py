@@ -1,4 +1,4 @@
-"""One call under PyTorch's profiler: which kernels ran inside graphs, and for how long."""
+"""A call under PyTorch's profiler: which kernels ran inside graphs, and for how long."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Kernel:
     launch: int | None  # number of the graph launch it belongs to, or None for a plain launch
 
 
-def profile_kernels(call: Callable[[], Any]) -> list[Kernel]:
-    """The kernels of one call, in the order of their start; empty where tracing is not permitted."""
+def trace_call(call: Callable[[], Any]) -> list[dict[str, Any]]:
+    """The events of the chrome trace of one call; without kernels where tracing is not permitted."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         call()
@@ -31,12 +31,16 @@ def profile_kernels(call: Callable[[], Any]) -> list[Kernel]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text("utf-8"))["traceEvents"]
-    return kernels_of(events)
+        return list(json.loads(path.read_text("utf-8"))["traceEvents"])
+
+
+def profile_kernels(call: Callable[[], Any]) -> list[Kernel]:
+    """The kernels of one call; empty where tracing is not permitted."""
+    return kernels_of(trace_call(call))
 
 
 def kernels_of(events: Iterable[dict[str, Any]]) -> list[Kernel]:
-    """Reads a chrome trace. A kernel that no traced launch call belongs to came from a graph launch.
+    """Kernels in the order of their start. One that no traced call has launched came from a graph.
 
     (PyTorch's profiler traces launches of graphs by the runtime, but not by the driver.)
     """

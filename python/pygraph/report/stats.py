@@ -36,6 +36,8 @@ class GraphStats:
         found the graph wrong (it is refused then); audits_skipped: what was due and not possible, as
         memory was short, say.
     replays_since_audit: replays since the graph was last found right, by verification or an audit.
+    gpu_us: microseconds that its kernels took in the call that `pygraph.explain` profiled, summed up;
+        None where that is not known.
     """
 
     name: str
@@ -62,6 +64,7 @@ class GraphStats:
     audits_failed: int = 0
     audits_skipped: int = 0
     replays_since_audit: int = 0
+    gpu_us: float | None = None
 
 
 def stats() -> list[GraphStats]:

@@ -18,6 +18,7 @@ GRAPH_COLUMNS = (
     "workspace",
     "capture",
     "replays",
+    "GPU us",
     "us per call",
 )
 
@@ -35,6 +36,7 @@ def graph_cells(row: GraphStats) -> list[str]:
         in_bytes(row.workspace_bytes) if has_graph else "-",
         f"{row.capture_seconds * 1e3:.0f} ms" if has_graph else "-",
         f"{row.replays:,}" if has_graph else "-",
+        "-" if row.gpu_us is None else f"{row.gpu_us:,.0f}",
         _timings(variant_timings(row)),
     ]
 
