@@ -69,11 +69,14 @@ def _explain(argv: list[str]) -> int:
 
     default_backend.install()
     status = 0
+    search_path, main_module = sys.path.copy(), sys.modules["__main__"]
     with observing() as observation:
         try:
             launch.run(target, arguments, is_module)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        finally:
+            sys.path[:], sys.modules["__main__"] = search_path, main_module
     report = report_on(target if is_module else Path(target).name, observation)
     print(report.to_json() if options.json else report)
     if options.html:

@@ -36,10 +36,11 @@ def _replace(torch: ModuleType, before_use: Callable[[], None] | None) -> None:
 
     @functools.wraps(compile_)
     def with_pygraph(*args: Any, **kwargs: Any) -> Any:
-        if _asks_for_inductor(torch, kwargs.get("backend")) and _may_have_graphs(kwargs.get("options")):
-            kwargs["backend"] = "pygraph"
-            if before_use is not None:
-                before_use()
+        backend = kwargs.get("backend")
+        if _asks_for_inductor(torch, backend) and _may_have_graphs(kwargs.get("options")):
+            kwargs["backend"] = backend = "pygraph"
+        if before_use is not None and isinstance(backend, str) and backend == "pygraph":
+            before_use()
         return compile_(*args, **kwargs)
 
     torch.compile = with_pygraph  # type: ignore[attr-defined]

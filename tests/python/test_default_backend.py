@@ -104,6 +104,17 @@ def test_what_asks_for_another_backend_or_for_no_graphs_gets_it(compiled: list[A
     assert compiled == []
 
 
+def test_each_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program names PyGraph itself."""
+    told: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda model=None, **kwargs: told.append(kwargs["backend"]))
+    default_backend.install(lambda: told.append("told"))
+    torch.compile(abs)
+    torch.compile(abs, backend="pygraph")
+    torch.compile(abs, backend="eager")
+    assert told == ["told", "pygraph", "told", "pygraph", "eager"]
+
+
 def test_models_that_libraries_compile_use_it(compiled: list[Any]) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("resnet10t", num_classes=3).eval()

@@ -82,6 +82,30 @@ def test_a_loaded_program_takes_the_options_of_its_own_compilation(graphs: CpuGr
     assert graphs.options[0].select == "always" and graphs.options[0].lanes == 1
 
 
+def test_sizes_that_vary_and_results_that_alias_come_from_the_cache(graphs: CpuGraphs) -> None:
+    weight = torch.eye(3)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.mm(x, weight)
+        return y, y.view(-1), x
+
+    made = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        graphs.clear()
+        options = {"pygraph.patches": "none"}
+        function = torch.compile(program, backend="pygraph", dynamic=True, options=options)
+        for size in (4, 7):
+            x = torch.ones(size, 3)
+            y, flat, same = function(x)
+            assert torch.equal(y, x) and flat.shape == (3 * size,) and same is x
+            assert flat.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+        made.append((graphs.infos, graphs.routes, graphs.calls))
+    assert made[0] == made[1] and len(made[0][0]) == 1
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
 def test_what_changes_the_code_is_in_the_key(
     graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
