@@ -64,19 +64,21 @@ def _explain(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     target, arguments, is_module = _target(parser, options)
 
+    import torch
+
     from pygraph.observations import observing
     from pygraph.report.script import report_on
 
-    default_backend.install()
     status = 0
-    search_path, main_module = sys.path.copy(), sys.modules["__main__"]
+    before = sys.path.copy(), sys.modules["__main__"], torch.compile
+    default_backend.install()
     with observing() as observation:
         try:
             launch.run(target, arguments, is_module)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         finally:
-            sys.path[:], sys.modules["__main__"] = search_path, main_module
+            sys.path[:], sys.modules["__main__"], torch.compile = before
     report = report_on(target if is_module else Path(target).name, observation)
     print(report.to_json() if options.json else report)
     if options.html:

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -314,5 +315,19 @@ def test_the_benchmarks_say_what_they_need(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    compile_ = torch.compile
     assert cli.main(["explain", "no_such_file.py"]) == 2
     assert "no_such_file.py" in capsys.readouterr().err
+    assert torch.compile is compile_
+
+
+def test_the_command_leaves_the_process_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    script = tmp_path / "script.py"
+    script.write_text("import sys, torch\nprint(sys.argv[1:], sys.path[0])\nsys.exit(4)\n")
+    before = torch.compile, list(sys.path), sys.modules["__main__"]
+    assert cli.main(["explain", str(script), "a"]) == 4
+    assert capsys.readouterr().out.startswith(f"['a'] {tmp_path}\nscript.py on ")
+    assert (torch.compile, list(sys.path), sys.modules["__main__"]) == before
