@@ -203,6 +203,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         _in_threads(lambda worker: _work(campaign, worker), workers)
         report = campaign.report()
+        _write(folder, report)  # in case that the run is ended while it reduces
         if args.reduce_seconds > 0:
             _reduce_all(campaign, workers, folder, args.device, args.reduce_seconds)
             report["failures"] = campaign.failures
@@ -210,8 +211,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for worker in workers:
             worker.stop()
     report["worker_starts"] = sum(worker.starts for worker in workers)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _write(folder, report)
     return report
+
+
+def _write(folder: Path, report: dict[str, Any]) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _gpus() -> int:
