@@ -23,6 +23,7 @@ from .series import FatalError, Run, series, synchronize
 _ROUNDING = 2.0**-6
 _SPREAD = 4.0
 _RUNS = 3
+UNCAPTURED = "uncaptured"  # begins a FatalError's text that comes from PyTorch alone
 _CONCURRENT_RUNS = 10  # where PyTorch compiles in several threads, calls raise by chance
 
 
@@ -66,8 +67,9 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
             return series(program, device, _compiled(program, device, "inductor"))
         return series(program, device, partition_level.make(program, device, partition_level.direct))
 
-    with _named("uncaptured"):
+    with _named(UNCAPTURED):
         wanted = expected()
+        synchronize(device)
     outcome.calls = len(wanted)
     outcome.raised = sum(bool(seen.error) for seen in wanted)
     if program.level == "compiled":

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.fuzz import faulty, reproducer
-from tests.fuzz.check import check
+from tests.fuzz.check import UNCAPTURED, check
 from tests.fuzz.generate import generate
 from tests.fuzz.observe import Seen
 from tests.fuzz.partition_level import direct
@@ -29,6 +29,7 @@ from tests.fuzz.program import (
     to_json,
 )
 from tests.fuzz.reduce import reduce, size_of
+from tests.fuzz.series import FatalError
 
 _SETTINGS = {
     **{"frees": True, "hints": "exact", "shipped": False, "mode": "plain", "lanes": 1, "away": False},
@@ -136,6 +137,15 @@ def test_what_concurrent_calls_raise_by_chance_is_not_wrong(
     program.settings["mode"] = mode
     monkeypatch.setattr("tests.fuzz.check.series", lambda *args: next(results, [Seen(0)]))
     assert check(program, "cpu", direct).verdict == verdict
+
+
+def test_a_crash_of_the_uncaptured_run_is_told_from_a_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*args: object) -> None:
+        raise FatalError("CUDA error: misaligned address")
+
+    monkeypatch.setattr("tests.fuzz.check.synchronize", lost)  # where it shows
+    with pytest.raises(FatalError, match=f"^{UNCAPTURED}: CUDA error"):
+        check(_writing(), "cpu", direct)
 
 
 def test_sums_in_any_order_are_not_wrong_and_other_values_are(monkeypatch: pytest.MonkeyPatch) -> None:
