@@ -49,7 +49,7 @@ class BranchScheduler {
         readers_(linked.symbols.size()),
         tails_(lanes, kNone) {}
 
-  Branches find(const ExecutionOrder& chain) {
+  Branches find() {
     Branches found{{}, {std::vector<uint32_t>(nodes_.size()), false}, 1};
     for (uint32_t p = 0; p < nodes_.size(); ++p) {
       std::vector<uint32_t> before = reduce(conflicts_of(p));
@@ -59,16 +59,13 @@ class BranchScheduler {
       lane_of_.push_back(lane);
       found.lanes = std::max(found.lanes, lane + 1);
 
-      const bool overlaps =
-          p > 0 && chain.step_begin[p] < p && before == std::vector<uint32_t>{p - 1};
-      const abi::EdgeData data = overlaps ? kProgrammatic : abi::EdgeData{};
       NodeSet ancestors(nodes_.size());
       for (const uint32_t b : before) {
-        found.edges.push_back({nodes_[b], nodes_[p], data});
+        found.edges.push_back({nodes_[b], nodes_[p]});
         ancestors.insert(ancestors_[b]);
         ancestors.insert(b);
       }
-      found.order.ended.push_back(overlaps ? found.order.ended[p - 1] : ancestors);
+      found.order.ended.push_back(ancestors);
       found.order.step_begin[p] = found.order.ended[p].first_missing();
       ancestors_.push_back(std::move(ancestors));
     }
@@ -151,15 +148,14 @@ class BranchScheduler {
 
 }  // namespace
 
-std::optional<Branches> find_branches(const LinkedGraph& linked, const ExecutionOrder& chain,
-                                      uint32_t lanes) {
+std::optional<Branches> find_branches(const LinkedGraph& linked, uint32_t lanes) {
   const Recording& recording = linked.recording;
   std::vector<uint32_t> nodes;
   for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
     if (recording.nodes[n].parent < 0) nodes.push_back(n);
   }
   if (lanes < 2 || nodes.size() > kMostNodes) return {};
-  Branches found = BranchScheduler(linked, std::move(nodes), lanes).find(chain);
+  Branches found = BranchScheduler(linked, std::move(nodes), lanes).find();
   if (found.lanes == 1) return {};
   for (const Edge& edge : recording.edges) {
     if (recording.nodes[edge.from].parent >= 0) found.edges.push_back(edge);

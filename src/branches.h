@@ -16,6 +16,9 @@
 //   * The nodes of one operator stay in order: a library may hand something over between them.
 //   * A node that nothing was declared of, such as a library's kernel that may find its addresses
 //     in device memory, waits for all before it, and all after it wait for it.
+//   * Every edge is a full one: no kernel starts before the nodes that it waits for have ended,
+//   also
+//     where it was captured so (docs/decisions/0026).
 //   * At most `lanes` nodes run at a time. Each goes behind a node it waits for where that is the
 //     end of a lane, else to a lane whose end it waits for anyway.
 #pragma once
@@ -34,8 +37,8 @@ struct Branches {
   uint32_t lanes = 1;  // used
 };
 
-// None if nothing can run beside anything else. Needs relocations, and `chain`, the recorded order.
-std::optional<Branches> find_branches(const LinkedGraph& linked, const ExecutionOrder& chain,
-                                      uint32_t lanes);
+// None if nothing can run beside anything else. Needs relocations, and that the recorded order is a
+// chain.
+std::optional<Branches> find_branches(const LinkedGraph& linked, uint32_t lanes);
 
 }  // namespace pygraph

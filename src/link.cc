@@ -22,7 +22,7 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   // What may run beside what?
   std::optional<ExecutionOrder> order = order_of_chain(linked.recording);
   if (order && lanes > 1) split_scratch(linked);
-  std::optional<Branches> branches = order ? find_branches(linked, *order, lanes) : std::nullopt;
+  std::optional<Branches> branches = order ? find_branches(linked, lanes) : std::nullopt;
   if (branches) {
     linked.recording.edges = std::move(branches->edges);
     linked.lanes = branches->lanes;

@@ -38,6 +38,23 @@ std::string node_name(const Node& node) {
   return "(empty)";
 }
 
+std::string access_name(const Node& node, uint32_t offset) {
+  if (!node.has_known_accesses) return "?";
+  if (std::ranges::find(node.writes, offset) != node.writes.end()) return "w";
+  return node.may_access(offset) ? "r" : "-";
+}
+
+// The nodes for which another one waits, by the latter.
+std::string order_rows(const Recording& recording) {
+  std::map<uint32_t, std::string> awaited;
+  for (const Edge& edge : recording.edges) {
+    awaited[edge.to] += " " + std::to_string(edge.from) + (edge.data == abi::EdgeData{} ? "" : "*");
+  }
+  std::string out = "node waits for (*: for its launch only)\n";
+  for (const auto& [node, others] : awaited) out += std::to_string(node) + ":" + others + "\n";
+  return out;
+}
+
 std::string padded(std::string text, size_t width) {
   text.resize(std::max(width, text.size()), ' ');
   return text;
@@ -88,19 +105,22 @@ std::string link_map(const LinkedGraph& linked) {
     out += describe_place(linked, symbol) + "\n";
   }
   const auto relocation_row = [&](const std::string& node, const std::string& byte,
-                                  const std::string& address, const std::string& kernel) {
-    out += padded(node, 8) + padded(byte, 8) + padded(address, 26) + kernel + "\n";
+                                  const std::string& access, const std::string& address,
+                                  const std::string& kernel) {
+    out +=
+        padded(node, 8) + padded(byte, 8) + padded(access, 8) + padded(address, 26) + kernel + "\n";
   };
   out += "\n";
-  relocation_row("node", "byte", "address", "kernel");
+  relocation_row("node", "byte", "access", "address", "kernel");
   for (const Relocation& relocation : linked.relocations) {
     const std::string target =
         symbol_name(linked.symbols[relocation.symbol], relocation.symbol) +
         (relocation.addend != 0 ? " + " + std::to_string(relocation.addend) : "");
-    relocation_row(std::to_string(relocation.node), std::to_string(relocation.offset), target,
-                   node_name(linked.recording.nodes[relocation.node]));
+    const Node& node = linked.recording.nodes[relocation.node];
+    relocation_row(std::to_string(relocation.node), std::to_string(relocation.offset),
+                   access_name(node, relocation.offset), target, node_name(node));
   }
-  return out;
+  return out + "\n" + order_rows(linked.recording);
 }
 
 std::string to_dot(const LinkedGraph& linked) {

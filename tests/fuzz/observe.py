@@ -17,6 +17,7 @@ class Seen:
     number: int
     error: str = ""  # the exception's type
     error_text: str = ""
+    error_trace: list[str] = dataclasses.field(default_factory=list)  # its innermost frames
     names: list[str] = dataclasses.field(default_factory=list)
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     layouts: list[Any] = dataclasses.field(default_factory=list)
@@ -61,18 +62,25 @@ def states(device: str, generator: torch.Generator | None) -> list[bytes]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """call, what: where. distance: of tensors, relative to their norm; NaN where there is none."""
+    """call, what: where. distance: of tensors, relative to their norm; NaN where there is none. error:
+    what was raised, by one of both only."""
 
     call: int
     what: str
     text: str
     distance: float = float("nan")
+    error: str = ""
 
 
 # While one thread compiles, PyTorch 2.11 refuses calls in others, with any backend.
 _TRACED_ELSEWHERE = "using FX to symbolically trace"
 # Of Inductor itself, by whose passes or without whose cache it may not come to that under PyGraph.
 _OF_THE_COMPILER = "InductorError"
+
+
+def message_of(seen: Seen) -> str:
+    """The exception's type and the beginning of its text."""
+    return f"{seen.error}: {seen.error_text[:60]}"
 
 
 def differences(
@@ -91,7 +99,8 @@ def differences(
             if a.error != b.error and not is_excused:
                 text = f"raised {b.error or 'nothing'}, not {a.error or 'anything'}"
                 text += f": {b.error_text or a.error_text}"
-                found.append(Difference(a.number, "error", text))
+                raised = message_of(b) if b.error else message_of(a)
+                found.append(Difference(a.number, "error", text, error=raised))
             continue
         if a.layouts != b.layouts:
             changed = [

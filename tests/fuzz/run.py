@@ -88,7 +88,7 @@ class Campaign:
                 if len(self.failures) <= _REDUCED:
                     print(f"seed {seed} ({self.level_of(seed)}): {verdict}", flush=True)
                     print(
-                        "".join(f"    {line[:220]}\n" for line in reply["detail"][-4:]),
+                        "".join(f"    {line[:220]}\n" for line in _ends(reply["detail"])),
                         end="",
                         flush=True,
                     )
@@ -109,6 +109,10 @@ class Campaign:
             }
 
 
+def _ends(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= 5 else [lines[0], *lines[-4:]]
+
+
 def _kind_of(reason: str) -> str:
     """Reasons without what differs from program to program."""
     return "".join("#" if c.isdigit() else c for c in reason)[:110]
@@ -127,6 +131,8 @@ def _work(campaign: Campaign, worker: Worker) -> None:
                 "alone, too" if again["verdict"] == reply["verdict"] else f"alone: {again['verdict']}"
             )
             reply["detail"] = [*reply["detail"], alone]
+            is_first = True
+        elif reply["verdict"] == "crashed uncaptured":  # the worker ended
             is_first = True
         elif reply.get("leaked"):  # or kept by a library from its first use on
             again = worker.ask(campaign.request(seed), seconds)
@@ -203,6 +209,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         _in_threads(lambda worker: _work(campaign, worker), workers)
         report = campaign.report()
+        _write(folder, report)  # in case that the run is ended while it reduces
         if args.reduce_seconds > 0:
             _reduce_all(campaign, workers, folder, args.device, args.reduce_seconds)
             report["failures"] = campaign.failures
@@ -210,8 +217,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for worker in workers:
             worker.stop()
     report["worker_starts"] = sum(worker.starts for worker in workers)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _write(folder, report)
     return report
+
+
+def _write(folder: Path, report: dict[str, Any]) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _gpus() -> int:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,6 +144,7 @@ def _call(
         _raise_if_fatal(error)
         seen.error = type(error).__name__
         seen.error_text = str(error)[:200]
+        seen.error_trace = traceback.format_tb(error.__traceback__)[-8:]
         caller.outputs = []
         return seen
     for i, output in enumerate(outputs):

@@ -47,7 +47,7 @@ class Worker:
             reply = self._reply(seconds)
         except BrokenPipeError:
             reply = None
-        if reply is not None and reply.get("verdict") != "crashed":
+        if reply is not None and not str(reply.get("verdict")).startswith("crashed"):
             return reply
         code = self._end()
         if reply is None:

@@ -33,7 +33,7 @@ def main() -> None:
     import torch
 
     from . import faulty
-    from .check import check
+    from .check import UNCAPTURED, check
     from .series import FatalError
 
     torch.set_num_threads(1)
@@ -51,7 +51,9 @@ def main() -> None:
                 outcome.leaked = check(program, device, wrap).leaked
             reply: dict[str, Any] = dataclasses.asdict(outcome)
         except FatalError as error:
-            reply = {"verdict": "crashed", "detail": str(error).splitlines()}
+            of_pytorch = str(error).startswith(UNCAPTURED)
+            verdict = "crashed uncaptured" if of_pytorch else "crashed"
+            reply = {"verdict": verdict, "detail": str(error).splitlines()}
             print(json.dumps(reply), file=replies, flush=True)
             os._exit(LOST)
         except Exception as error:

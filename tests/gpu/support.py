@@ -32,7 +32,8 @@ def calls(few: int) -> int:
 def assert_used(graphs: int = 1) -> None:
     """So many graphs, and each is used; as shipped, a trial may have decided against it, or still
     be under way. None was refused."""
-    assert refusals() == []
+    refused = refusals()
+    assert not refused, refused
     states = [row.state for row in pygraph.stats()]
     used = ("captured", "not selected", "measuring") if _is_shipped else ("captured",)
     assert sum(state in used for state in states) >= graphs, pygraph.stats()

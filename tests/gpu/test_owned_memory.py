@@ -185,7 +185,9 @@ def test_a_workspace_in_kernels_of_pytorch() -> None:
 
 
 def test_a_table_in_a_wrapper() -> None:
-    _check(lambda x: add_mapped(x * 2) + 1, lambda x: x * 2 + 2)
+    # What looks for aliases of custom operators' arguments fails at a vmap inside, with any backend.
+    with torch._functorch.config.patch(check_custom_op_aliasing=False):
+        _check(lambda x: add_mapped(x * 2) + 1, lambda x: x * 2 + 2)
     _expect_refusal("add_mapped")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph import runtime
 
 from .support import captured, compiled, randn, watchdog
 
@@ -219,3 +220,28 @@ def test_record_stream_itself_works_as_ever(context: Callable[[], torch.no_grad]
         other.fill_(7)
         torch.cuda.synchronize()
         assert torch.equal(y, expected + 1)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_launches_that_wait_keep_their_addresses(lanes: int) -> None:
+    """Each replay gets other addresses while those before it still wait behind a long kernel. cuBLAS's
+    second kernel overlaps its first one here, and the division follows in place."""
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.nn.functional.rms_norm(b.cos(), b.shape), a @ a.t() / 8
+
+    model = compiled(program, options={"pygraph.lanes": lanes})
+    with torch.no_grad():
+        for _ in range(4):
+            model(randn(1, 1), randn(33))
+        assert len(captured()) == 1
+        for _ in range(20):
+            inputs = [(randn(1, 1), randn(33)) for _ in range(10)]
+            with runtime.uncaptured():
+                expected = [model(*pair) for pair in inputs]
+            torch.cuda.synchronize()
+            torch.cuda._sleep(_SECOND // 100)
+            results = [model(*pair) for pair in inputs]
+            for result, wanted in zip(results, expected, strict=True):
+                assert torch.equal(result[1], wanted[1])
+                torch.testing.assert_close(result[0], wanted[0])

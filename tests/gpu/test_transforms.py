@@ -227,6 +227,16 @@ def test_a_large_table_on_the_cpu_may_change_without_a_version() -> None:
         assert torch.equal(model(x), x + module.table.cuda())
 
 
+def test_a_mean_over_a_symbolic_size_and_its_gradient() -> None:
+    """The backward's ``2 / size`` is computed by operators on CPU tensors, which stay there."""
+    model = torch.compile(nn.functional.mse_loss, backend="pygraph", dynamic=True)
+    for size in (5, 7, 5, 7, 5, 7):
+        x, target = randn(size, 3).requires_grad_(), randn(size, 3)
+        model(x, target).backward()
+        torch.testing.assert_close(x.grad, 2 / x.numel() * (x.detach() - target))
+    assert refusals() == []
+
+
 def test_an_assertion_stays() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         torch.ops.aten._assert_async.msg((x.sum() < 1e9).all(), "too large")

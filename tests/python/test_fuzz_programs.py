@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.fuzz import faulty, reproducer
-from tests.fuzz.check import check
+from tests.fuzz.check import UNCAPTURED, check
 from tests.fuzz.generate import generate
+from tests.fuzz.observe import Seen
 from tests.fuzz.partition_level import direct
 from tests.fuzz.program import (
     Call,
@@ -28,6 +29,7 @@ from tests.fuzz.program import (
     to_json,
 )
 from tests.fuzz.reduce import reduce, size_of
+from tests.fuzz.series import FatalError
 
 _SETTINGS = {
     **{"frees": True, "hints": "exact", "shipped": False, "mode": "plain", "lanes": 1, "away": False},
@@ -115,6 +117,35 @@ def test_a_wrong_graph_is_found(fault: str, program: Program, what: str) -> None
     outcome = check(program, "cpu", faulty.wrap(fault))
     assert outcome.verdict == "wrong"
     assert any(line.startswith(f"call 2, {what}") for line in outcome.detail), outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("mode", "uncaptured", "verdict"),
+    [
+        ("concurrent", "of PyTorch's", "by chance"),
+        ("concurrent", "another", "wrong"),
+        ("plain", "of PyTorch's", "wrong"),
+    ],
+)
+def test_what_concurrent_calls_raise_by_chance_is_not_wrong(
+    monkeypatch: pytest.MonkeyPatch, mode: str, uncaptured: str, verdict: str
+) -> None:
+    """Uncaptured runs: the first does not raise, a later one does."""
+    raising = [Seen(0, "RuntimeError", uncaptured)]
+    results = iter([[Seen(0)], [Seen(0, "RuntimeError", "of PyTorch's")], raising])
+    program = _writing()
+    program.settings["mode"] = mode
+    monkeypatch.setattr("tests.fuzz.check.series", lambda *args: next(results, [Seen(0)]))
+    assert check(program, "cpu", direct).verdict == verdict
+
+
+def test_a_crash_of_the_uncaptured_run_is_told_from_a_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*args: object) -> None:
+        raise FatalError("CUDA error: misaligned address")
+
+    monkeypatch.setattr("tests.fuzz.check.synchronize", lost)  # where it shows
+    with pytest.raises(FatalError, match=f"^{UNCAPTURED}: CUDA error"):
+        check(_writing(), "cpu", direct)
 
 
 def test_sums_in_any_order_are_not_wrong_and_other_values_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import torch
 from .load import Load
 from .models import MODELS
 
-_SMALL_CALLS = 30  # of the thread's small model, for each of another one
+_SMALL_CALLS = 100  # of the thread's small model, for each of another one
 _CALLS_PER_CHECK = 100
 _FAULT_KINDS = 24
 _FAULTS_PER_RESET = 3  # dropped graphs are recorded anew, so that faults meet recordings

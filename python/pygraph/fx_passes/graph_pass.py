@@ -16,7 +16,7 @@ from pygraph.observations import Applied
 
 log = logging.getLogger("pygraph")
 
-_VERSION = 3  # in the key of Inductor's cache
+_VERSION = 4  # in the key of Inductor's cache
 
 
 class GraphPass(CustomGraphPass):  # type: ignore[misc]

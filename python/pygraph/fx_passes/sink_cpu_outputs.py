@@ -7,7 +7,6 @@ from torch import fx
 
 import pygraph.operators  # noqa: F401  registers pygraph::keep_on_cpu
 from pygraph.fx_passes.aliases import Memory
-from pygraph.fx_passes.cpu_values import ancestors_of
 from pygraph.fx_passes.fx_nodes import (
     add_call,
     is_device_copy,
@@ -51,11 +50,14 @@ def sink_cpu_outputs(graph: fx.Graph) -> list[Applied]:
 
 
 def keep_cpu_values(graph: fx.Graph) -> None:
-    """Marks CPU values that Inductor would move to the GPU though the CPU needs them.
+    """Keeps CPU values on the CPU that Inductor would move to the GPU though the CPU needs them.
 
-    PyTorch 2.11 does so when graph partition is on: ``return y, torch.arange(4)`` gives a GPU tensor,
-    and a number on the CPU that another CPU operation uses moves away from it. What is marked is
-    where a value comes from, so that results which share memory, or have a stride of 0, still do.
+    Inductor's ``ConstructorMoverPass``, which runs next, does so when graph partition is on:
+    ``return y, torch.arange(4)`` gives a GPU tensor, and a number or a constant on the CPU that another
+    CPU operation uses moves away from it. Numbers get an operator that it cannot move. It takes
+    constants whose ``device`` is a ``torch.device``, so they get the name of the device, which
+    Inductor's lowerings accept as well. Both are done where a value comes from, so that results which
+    share memory, or have a stride of 0, still do.
     """
     output = output_of(graph)
     memory = Memory(graph)
@@ -74,18 +76,13 @@ def keep_cpu_values(graph: fx.Graph) -> None:
             for user in users:
                 user.replace_input_with(scalar, kept)
     keep = torch.ops.pygraph.keep_on_cpu.default
-    returned = [node for node in output.all_input_nodes if is_on_cpu(node)]
-    for node in returned:
-        if node.op == "placeholder" and value_of(node).dim() == 0:
+    for node in output.all_input_nodes:
+        if is_on_cpu(node) and node.op == "placeholder" and value_of(node).dim() == 0:
             with graph.inserting_before(output):
                 output.replace_input_with(node, add_call(graph, keep, (node,), like=node))
-    for node in ancestors_of(returned):
-        if is_on_cpu(node) and _is_constructor(node):
-            users = list(node.users)
-            with graph.inserting_after(node):
-                kept = add_call(graph, keep, (node,), like=node)
-            for user in users:
-                user.replace_input_with(node, kept)
+    for node in graph.nodes:
+        if node.op == "call_function" and is_on_cpu(node) and _is_constructor(node):
+            node.kwargs = {**node.kwargs, "device": "cpu"}
 
 
 def _is_constructor(node: fx.Node) -> bool:
