@@ -64,7 +64,7 @@ class Options:
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
     patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
-    warm_start: bool = True
+    warm_start: bool = False
     record_capacity_gib: int = 1024
 
 

@@ -42,7 +42,11 @@ def _start(graphs: CpuGraphs, **options: Any) -> tuple[int, int]:
     torch._dynamo.reset()
     counters.clear()
     graphs.clear()
-    given = {"pygraph.patches": "none", **{f"pygraph.{k}": v for k, v in options.items()}}
+    given = {
+        "pygraph.patches": "none",
+        "pygraph.warm_start": True,
+        **{f"pygraph.{k}": v for k, v in options.items()},
+    }
     with torch.no_grad():
         weight = torch.eye(3)
         result = torch.compile(_program(weight), backend="pygraph", options=given)(X)
@@ -94,7 +98,7 @@ def test_sizes_that_vary_and_results_that_alias_come_from_the_cache(graphs: CpuG
         torch._dynamo.reset()
         counters.clear()
         graphs.clear()
-        options = {"pygraph.patches": "none"}
+        options = {"pygraph.patches": "none", "pygraph.warm_start": True}
         function = torch.compile(program, backend="pygraph", dynamic=True, options=options)
         for size in (4, 7):
             x = torch.ones(size, 3)

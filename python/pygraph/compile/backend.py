@@ -30,9 +30,9 @@ from pygraph.uncapturable import Compilation
 
 log = logging.getLogger("pygraph")
 
-# In the key of Inductor's cache: code made for us is not mixed up with other backends', nor with what
-# versions of PyGraph made that generated other kernels.
-_CACHE_TAG = "pygraph-0.12"
+# In the keys of the compiler's caches: of code for us, which is not mixed up with other backends', nor
+# with that of versions of PyGraph that generated other kernels.
+_CODE = "0.12"
 
 
 class Backend:
@@ -85,25 +85,22 @@ def _compile_plain(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with _our_kernels():
+        with barriers.in_generated_kernels():  # entered anew: backward is compiled in another thread
             return compile_fx_inner(gm, inputs, **kwargs)
 
-    patches = {**config.inductor, "triton.cudagraphs": False}
-    with _our_kernels():
+    patches = {**config.inductor, **_cache_key(config), "triton.cudagraphs": False}
+    with barriers.in_generated_kernels():
         return compile_fx(  # type: ignore[no-any-return]
             gm, example_inputs, inner_compile=inner_compile, config_patches=patches
         )
 
 
-@contextlib.contextmanager
-def _our_kernels() -> Iterator[None]:
-    """What Inductor compiles here, in this thread, has our barriers, and so has what its caches give.
+def _cache_key(config: BackendConfig, *more: object) -> dict[str, Any]:
+    """Settings of Inductor that keep our code apart in its caches: it has our barriers."""
+    from pygraph.fx_passes.cache_key import CacheKeyPass
 
-    Entered anew in every thread and compilation: backward is compiled in autograd's threads.
-    """
-    tag = torch.compiler.config.patch(cache_key_tag=_CACHE_TAG)  # type: ignore[attr-defined]
-    with tag, barriers.in_generated_kernels():
-        yield
+    name = "post_grad_custom_pre_pass"
+    return {name: CacheKeyPass(_inductor_option(config, name), _CODE, *more)}
 
 
 def _compile_with_graphs(
@@ -120,8 +117,10 @@ def _compile_with_graphs(
     from pygraph import operators
     from pygraph.fx_passes.graph_pass import GraphPass
 
+    transforms = GraphPass(frozenset(config.own.transforms)).uuid()
     patches = {
         **config.inductor,
+        **_cache_key(config, transforms),
         "triton.cudagraphs": True,
         "graph_partition": True,
         "custom_should_partition_ops": [
@@ -146,7 +145,8 @@ def _compile_with_graphs(
             functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
         )
         stack.enter_context(inductor_config.patch(patches))
-        stack.enter_context(_our_kernels())
+        # Entered anew in every thread: backward is compiled in autograd's threads.
+        stack.enter_context(barriers.in_generated_kernels())
         return stack
 
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def _compile_with_graphs(
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
     is_warm = is_warm and warm_start.is_possible()
-    with scope(), _warm_start(config, load) if is_warm else contextlib.nullcontext():
+    with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
@@ -188,22 +188,15 @@ def _compile_with_graphs(
 
 
 @contextlib.contextmanager
-def _warm_start(config: BackendConfig, load: warm_start.Attach) -> Iterator[None]:
+def _warm_start(load: warm_start.Attach) -> Iterator[None]:
     """AOTAutograd may load the program from its cache; ``load`` is called with each graph.
 
-    The key of that cache has Inductor's settings, with the cuts, and here what else PyGraph's part of
-    the compilation depends on.
+    The key of that cache has Inductor's settings: the cuts, and in :func:`_cache_key` what else
+    PyGraph's part of the compilation depends on.
     """
     import torch._functorch.config as functorch_config
 
-    from pygraph.fx_passes.graph_pass import GraphPass
-
-    tag = f"{_CACHE_TAG}|{GraphPass(frozenset(config.own.transforms)).uuid()}"
-    with (
-        functorch_config.patch(enable_autograd_cache=True),
-        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
-        warm_start.attaching(load),
-    ):
+    with functorch_config.patch(enable_autograd_cache=True), warm_start.attaching(load):
         yield
 
 

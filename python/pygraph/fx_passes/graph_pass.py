@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from pygraph.fx_passes.cache_key import uuid_with
 from pygraph.fx_passes.fx_nodes import drop_unused, gpu_of
 from pygraph.fx_passes.move_cpu_operands import Placement
 from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
@@ -55,10 +56,7 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
                 self._watch(graph, applied)
 
     def uuid(self) -> Any:
-        user = self._user_pass.uuid() if hasattr(self._user_pass, "uuid") else None
-        if self._user_pass is not None and user is None:
-            return None  # what the user's pass does is unknown: no caching
-        return ("pygraph", _VERSION, sorted(self.enabled), user)
+        return uuid_with(self._user_pass, _VERSION, sorted(self.enabled))
 
     def transform(self, graph: fx.Graph) -> list[Applied]:
         """Runs the transformations; returns those that found something to do."""

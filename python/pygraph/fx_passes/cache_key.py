@@ -1,0 +1,38 @@
+"""What keeps code that Inductor generates for PyGraph apart in the compiler's caches.
+
+The keys of Inductor's and AOTAutograd's caches hold the ``uuid`` of each custom pass, so a pass that
+changes nothing extends them. ``torch.compiler.config.cache_key_tag`` would extend more than that: it is
+also in the key of the results of tuning, and Inductor's worker processes, which compile kernels, do not
+get it. Their results would not be found again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+
+def uuid_with(user_pass: Any, *key: object) -> Any:
+    """The ``uuid`` of a pass that runs a user's pass, or None: what an unknown pass does is not
+    cached."""
+    if user_pass is None:
+        return ("pygraph", *key)
+    user = user_pass.uuid() if hasattr(user_pass, "uuid") else None
+    return None if user is None else ("pygraph", *key, user)
+
+
+class CacheKeyPass(CustomGraphPass):  # type: ignore[misc]
+    """Runs the user's pass, if there is one, and nothing else. ``key``: what it adds to the keys."""
+
+    def __init__(self, user_pass: Any, *key: object) -> None:
+        self._user_pass = user_pass
+        self._key = key
+
+    def __call__(self, graph: fx.Graph) -> None:
+        if self._user_pass is not None:
+            self._user_pass(graph)
+
+    def uuid(self) -> Any:
+        return uuid_with(self._user_pass, *self._key)
