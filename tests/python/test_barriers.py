@@ -58,7 +58,7 @@ OVERWRITING: list[Program] = [
     (running_mean, [(300, 40000), (300,)]),
     (sum_and_normalize, [(300, 40000), (300, 40000)]),
 ]
-# Where Inductor puts the barriers itself: between a store and a later loop's load, from PyTorch 2.14 on.
+# Where Inductor puts the barriers itself, from PyTorch 2.14 on: between a store and a later loop
 ORDERED = (sum_and_normalize,) if torch.__version__ >= "2.14" else ()
 
 
