@@ -1,11 +1,12 @@
 """Installs a wheel beside each release of PyTorch that it is for: ``make test-wheel``.
 
-With ``--site 2.15=FOLDER``, PyTorch comes from that folder of packages; else it is installed.
+With ``--site 2.15=FOLDER:FOLDER``, PyTorch comes from those folders of packages; else it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,14 @@ def try_beside(release: str, wheel: Path, site: str | None) -> None:
         else:
             run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
             (packages,) = Path(folder).glob("lib/python*/site-packages")
-            (packages / "torch_of_another_folder.pth").write_text(site)
+            (packages / "torch_of_another_folder.pth").write_text(site.replace(os.pathsep, "\n"))
         run(python, _CHECK, release)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/wheel/run.py")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--site", action="append", default=[], help="RELEASE=FOLDER")
+    parser.add_argument("--site", action="append", default=[], help="RELEASE=FOLDERS")
     arguments = parser.parse_args()
     sites = dict(site.split("=", 1) for site in arguments.site)
     found = releases(arguments.wheel)
