@@ -2,6 +2,7 @@
 // compiled_call.h.
 #pragma once
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 
 namespace pygraph::bindings {
@@ -12,12 +13,15 @@ struct DynamoState {
   pybind11::dict modules;  // and of torch.nn.modules.module
   pybind11::dict compiler;
   pybind11::dict fx;
-  pybind11::object guards_tls;   // torch._guards' thread-local values
+  pybind11::object fx_tls;       // thread-local values: of torch.fx, from PyTorch 2.14 on
+  pybind11::object guards_tls;   // of torch._guards
+  pybind11::object nesting_tls;  // of nested compilations, from 2.14 on
   pybind11::object generations;  // Dynamo's GenerationTracker
   pybind11::object set_eval_frame;
   pybind11::object set_skips_guards;
-  pybind11::object set_override;
+  pybind11::object set_override;  // before 2.12, with wanted_override
   pybind11::object wanted_override;
+  pybind11::object set_isolation;  // from 2.13 on
   pybind11::object functorch_depth;
   pybind11::object pop_functorch_to;
   pybind11::tuple
@@ -53,6 +57,8 @@ bool can_take_fast_path();
 bool count_generation();
 
 // Dynamo's state while the frames of one compiled call run, as the wrapper sets it, in its order.
+// From PyTorch 2.12 on, programs that must be one graph are not called this way, and from 2.13 on
+// none whose recompilations are isolated.
 class InstalledCallback {
  public:
   // full_graph: whether the program must be one graph. Throws error_already_set.
@@ -65,7 +71,9 @@ class InstalledCallback {
   pybind11::object before_;
   pybind11::object override_before_;
   pybind11::object skipped_before_;
+  pybind11::object isolation_before_;
   pybind11::object layers_;  // of function transforms: an error may leave some behind
+  c10::impl::LocalDispatchKeySet keys_;
 };
 
 // The flag by which PyTorch knows that a compiled module is being called.

@@ -1,9 +1,14 @@
-"""The C++ engine (bindings/module.cc). Not thread-safe beyond Python's lock unless said otherwise."""
+"""The C++ engine, for any release of PyTorch (bindings/module.cc).
+
+Not thread-safe beyond Python's lock unless said otherwise.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+
+built_for: str  # the minor release of PyTorch: "2.15"
 
 class NotRelocatable(RuntimeError):
     """The recorded computation cannot be a relocatable graph; the message says why."""

@@ -1,8 +1,16 @@
-"""The C++ engine, typed: loaded at its first use, because it may not fit the installed PyTorch."""
+"""The C++ engine, typed: loaded at its first use, because there may be none for the installed PyTorch.
+
+An engine fits one minor release of PyTorch, which its name has: ``_engine_2_15``. An installation has
+one engine (built from source) or one per supported release (from a wheel).
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.machinery
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -11,7 +19,7 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
     class Engine:
-        """The module :mod:`pygraph._engine` as a type, which Python has none for."""
+        """An engine's module as a type, which Python has none for (``_engine.pyi``)."""
 
         CapturedGraph = _engine.CapturedGraph
         DriverError = _engine.DriverError
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
         add_graph = staticmethod(_engine.add_graph)
         add_uncaptured_decision = staticmethod(_engine.add_uncaptured_decision)
         as_tensor = staticmethod(_engine.as_tensor)
+        built_for = _engine.built_for
         clear_decisions = staticmethod(_engine.clear_decisions)
         clear_waiting = staticmethod(_engine.clear_waiting)
         clear_uncaptured_decisions = staticmethod(_engine.clear_uncaptured_decisions)
@@ -51,16 +60,36 @@ if TYPE_CHECKING:
         __name__: str
 
 
-_SUPPORTED_TORCH = "2.11"
+_FOLDER = Path(__file__).parent
 
 
 @functools.cache
 def engine() -> Engine:
-    """The C++ engine. Raises ImportError where it does not fit the installed PyTorch."""
-    if not torch.__version__.startswith(_SUPPORTED_TORCH + "."):
-        raise ImportError(
-            f"PyGraph is built for PyTorch {_SUPPORTED_TORCH}, this is {torch.__version__}"
-        )
-    from pygraph import _engine
+    """The C++ engine. Raises ImportError where there is none for the installed PyTorch."""
+    release = ".".join(torch.__version__.split(".")[:2])
+    file = _files().get(release)
+    if file is None:
+        built_for = " and ".join(_files()) or "no release"
+        raise ImportError(_refusal(f"{_FOLDER} is built for PyTorch {built_for}"))
+    found = importlib.import_module(f"pygraph.{file.name.split('.')[0]}")
+    if found.built_for != release:  # by PyTorch's headers; the file's name is only a name
+        raise ImportError(_refusal(f"{file} is built for PyTorch {found.built_for}"))
+    return cast("Engine", found)
 
-    return cast("Engine", _engine)
+
+def _files() -> dict[str, Path]:
+    """The engines for this Python by release of PyTorch, the oldest first."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    files = {
+        (int(release[1]), int(release[2])): path
+        for path in _FOLDER.glob(f"_engine_*{suffix}")
+        if (release := re.match(r"_engine_(\d+)_(\d+)\.", path.name)) is not None
+    }
+    return {f"{major}.{minor}": files[major, minor] for major, minor in sorted(files)}
+
+
+def _refusal(what: str) -> str:
+    return (
+        f"PyGraph in {what}, this is {torch.__version__}: build it for this PyTorch "
+        "(pip install --no-build-isolation . in its sources), or install a supported release"
+    )

@@ -6,9 +6,22 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from pygraph.torch_patches import sources
+from pygraph.torch_patches.table import PATCHES
+
+# The patches that fit the installed release of PyTorch. Others are of no use there.
+FITTING = frozenset(patch.name for patch in PATCHES if sources.release() in patch.releases)
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skips a test of a patch where that is left off."""
+    reason = f"{name} is left off for PyTorch {sources.release()}"
+    return pytest.mark.skipif(name not in FITTING, reason=reason)
 
 
 class Layer(nn.Module):

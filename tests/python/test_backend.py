@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +29,8 @@ def test_the_string_alone_is_enough() -> None:
 
 
 def test_importing_needs_no_gpu_and_no_engine() -> None:
-    code = "import pygraph, sys; print('pygraph._engine' in sys.modules, len(pygraph.stats()))"
+    loaded = "[name for name in sys.modules if name.startswith('pygraph._engine')]"
+    code = f"import pygraph, sys; print(bool({loaded}), len(pygraph.stats()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "0"], done.stderr
 
@@ -89,12 +92,34 @@ def test_the_engine_loads_and_says_why_there_is_no_driver() -> None:
         engine.driver_version()
 
 
-def test_another_version_of_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def not_loaded() -> Iterator[None]:
     runtime.engine.cache_clear()
-    monkeypatch.setattr(torch, "__version__", "2.12.0")
-    with pytest.raises(ImportError, match=r"built for PyTorch 2\.11, this is 2\.12\.0"):
+    yield
+    runtime.engine.cache_clear()
+
+
+@pytest.mark.usefixtures("not_loaded")
+def test_a_release_without_an_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    built = r"PyGraph in \S+pygraph is built for PyTorch \d\.\d+( and \d\.\d+)*"
+    to_do = r"build it for this PyTorch \(pip install .*\), or install"
+    with pytest.raises(ImportError, match=rf"{built}, this is 2\.99\.0: {to_do}"):
         runtime.engine()
+
+
+@pytest.mark.usefixtures("not_loaded")
+def test_an_engine_built_for_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its file is called."""
+    name = runtime.engine().__name__
     runtime.engine.cache_clear()
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(built_for="2.99"))
+    with pytest.raises(ImportError, match=r"\.so is built for PyTorch 2\.99, this is"):
+        runtime.engine()
+
+
+def test_the_engine_is_that_of_the_installed_release() -> None:
+    assert torch.__version__.startswith(f"{runtime.engine().built_for}.")
 
 
 def test_graphed_callable_checks_its_argument() -> None:

@@ -59,6 +59,8 @@ OVERWRITING: list[Program] = [
     (running_mean, [(300, 40000), (300,)]),
     (sum_and_normalize, [(300, 40000), (300, 40000)]),
 ]
+# Where Inductor puts the barriers itself, from PyTorch 2.14 on: between a store and a later loop
+ORDERED = (sum_and_normalize,) if torch.__version__ >= "2.14" else ()
 
 
 def _kernel(program: Program, **options: Any) -> Kernel:
@@ -85,7 +87,7 @@ def _ordered(kernel: Kernel) -> bool:
 
 @pytest.mark.parametrize("program", OVERWRITING, ids=lambda program: program[0].__name__)
 def test_no_thread_reads_what_another_may_have_overwritten(program: Program) -> None:
-    assert not _ordered(_kernel(program)), "Inductor puts the barriers itself: ours can go"
+    assert _ordered(_kernel(program)) is (program[0] in ORDERED), "by Inductor itself: can ours go?"
     with barriers.in_generated_kernels():
         assert _ordered(_kernel(program))
 
@@ -93,7 +95,7 @@ def test_no_thread_reads_what_another_may_have_overwritten(program: Program) -> 
 @pytest.mark.parametrize("program", OVERWRITING[1:], ids=lambda program: program[0].__name__)
 def test_without_buffers_in_place_barriers_are_still_lacking(program: Program) -> None:
     """Which is why turning them off is not enough."""
-    assert not _ordered(_kernel(program, inplace_buffers=False))
+    assert _ordered(_kernel(program, inplace_buffers=False)) is (program[0] in ORDERED)
     with barriers.in_generated_kernels():
         assert _ordered(_kernel(program, inplace_buffers=False))
 

@@ -111,6 +111,14 @@ def test_the_kernels_of_a_program_are_found_beside_its_function(static: bool) ->
     assert accesses_of(max) == {}
 
 
+def test_nothing_is_said_of_a_kernel_without_an_address_of_its_own() -> None:
+    kernel = _kernel(static=True)
+    kernel.launchers[0].__globals__["runner"].__self__.function = None
+    scope = {"triton_poi_0": kernel}
+    exec("def partition_0(args): ...", scope)
+    assert accesses_of(scope["partition_0"]) == {}  # type: ignore[arg-type]
+
+
 def test_nothing_is_said_of_the_users_kernels() -> None:
     scope = {"triton_poi_0": _kernel(static=True, user=True)}
     exec("def partition_0(args): ...", scope)

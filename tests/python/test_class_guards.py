@@ -13,6 +13,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from pygraph.torch_patches import method_guard
 from pygraph.torch_patches.selection import ALL
 from tests.python.compiled_programs import ReducingBackend
+from tests.python.patched_programs import needs
 from tests.python.test_guards import trees_checked_at_once
 
 
@@ -87,6 +88,7 @@ def test_changes_of_a_class_are_seen(change: Callable[[Stack, pytest.MonkeyPatch
                 torch.testing.assert_close(compiled(x), model(x))
 
 
+@needs("class_guard")
 def test_modules_that_look_at_their_class_are_checked_at_once() -> None:
     counts = []
     for reduces in (True, False):
@@ -116,6 +118,7 @@ class WritesToItself(Stack):
         return super().forward(x) + len(options)
 
 
+@needs("class_guard")
 @pytest.mark.parametrize(("module", "trees"), [(WritesElsewhere, 1), (WritesToItself, 4)])
 def test_what_is_written_elsewhere_does_not_matter(module: type[Stack], trees: int) -> None:
     torch._dynamo.reset()

@@ -42,7 +42,10 @@ def classes_in_stub() -> dict[str, Members]:
 
 def _names_in_stub() -> set[str]:
     body = _tree("_engine.pyi").body
-    return {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    values = [
+        n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
+    return {n.name for n in body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | {*values}
 
 
 def _members_in_extension(class_: type) -> Members:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo_config
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from pygraph.torch_patches import method_guard
 from pygraph.torch_patches.selection import ALL, EXACT
 from tests.python.compiled_programs import ReducingBackend
+from tests.python.patched_programs import FITTING, needs
 
 
 def _guards_of(function: Callable[..., Any]) -> Any:
@@ -217,6 +219,7 @@ def test_changes_of_a_model_are_seen_where_dynamo_sees_them(
         torch.testing.assert_close(results[1][0], expected)
 
 
+@needs("method_guard")
 def test_a_model_is_checked_at_once() -> None:
     counts = []
     for reduces in (True, False):
@@ -226,6 +229,18 @@ def test_a_model_is_checked_at_once() -> None:
     assert counts == [1, 9]  # all blocks; without: each layer of each block
 
 
+@pytest.mark.skipif("method_guard" in FITTING, reason="PyTorch checks trees at once")
+def test_trees_are_not_checked_at_once_where_pytorch_does_not() -> None:
+    """PyTorch has switched that off because of crashes; PyGraph leaves it so."""
+    before = dynamo_config.use_recursive_dict_tags_for_guards
+    for reduces in (True, False):
+        torch._dynamo.reset()
+        torch.compile(Model().eval(), backend=ReducingBackend(reduces, ALL))(torch.ones(4, 3))
+        assert trees_checked_at_once(Model.forward) == 0
+    assert before is dynamo_config.use_recursive_dict_tags_for_guards is False
+
+
+@needs("method_guard")
 def test_the_model_itself_is_kept_apart() -> None:
     """Programs set attributes of it, and Dynamo checks all of a tree once it has changed."""
     torch._dynamo.reset()
@@ -234,6 +249,7 @@ def test_the_model_itself_is_kept_apart() -> None:
     assert model == "(False, False)"
 
 
+@needs("method_guard")
 def test_a_model_that_changes_itself_is_checked_in_parts() -> None:
     torch._dynamo.reset()
     model = Counting().eval()
@@ -293,6 +309,7 @@ def test_what_is_not_a_module_is_guarded_as_always() -> None:
     assert torch.equal(compiled(torch.ones(2)), torch.zeros(2))
 
 
+@needs("method_guard")
 def test_guards_that_miss_changes_are_not_the_default() -> None:
     torch._dynamo.reset()
     torch.compile(Model().eval(), backend=ReducingBackend(True))(torch.ones(4, 3))

@@ -294,7 +294,8 @@ def history(seed: int, backend: Backend) -> list[tuple[str, Any, int]]:
     full = rng.random() < 0.5
     kept: list[Any] = []  # an old dictionary is not freed, nor its place used again
     found: list[tuple[str, Any, int]] = []
-    with config.patch(use_recursive_dict_tags_for_guards=not full, skip_nnmodule_hook_guards=not full):
+    tags = config.use_recursive_dict_tags_for_guards and not full
+    with config.patch(use_recursive_dict_tags_for_guards=tags, skip_nnmodule_hook_guards=not full):
         compiled = torch.compile(model, backend=backend)
         x = torch.rand(2, 3)
         for step in range(CHANGES_PER_MODEL + 1):

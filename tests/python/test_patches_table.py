@@ -15,7 +15,8 @@ from torch._dynamo import eval_frame
 
 import pygraph
 from pygraph.torch_patches import check, sources
-from pygraph.torch_patches.table import PATCHES, Patch
+from pygraph.torch_patches.digests import GONE
+from pygraph.torch_patches.table import PATCHES, RELEASES, Patch
 
 from .test_layout import _imports
 
@@ -35,10 +36,13 @@ def _patch(name: str) -> Patch:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_an_entry_is_complete(patch: Patch) -> None:
-    assert patch.replaces and patch.saves and patch.known
+    assert patch.replaces and patch.saves and patch.releases
     assert len(set(patch.names)) == len(patch.names)
-    assert all(len(digests) == len(patch.names) for digests in patch.known.values())
-    assert all(sources.resolve(name) is not None for name in patch.replaces)
+    assert set(patch.releases) | set(patch.left_off) == set(RELEASES)
+    assert not set(patch.releases) & set(patch.left_off)
+    for release in patch.releases:
+        assert all(sources.known_digest(name, release) is not None for name in patch.names)
+        assert all(sources.known_digest(name, release) != GONE for name in patch.replaces)
     module, function = patch.apply.split(":")
     assert callable(sources.resolve(f"{module}.{function}"))
 
@@ -68,13 +72,16 @@ def test_the_backend_has_one_call() -> None:
     assert rooms == {"__init__.py", "torch_patches", "compile", "options.py", "dynamo_program.py"}
 
 
-def test_a_changed_function_and_one_that_is_gone_are_named() -> None:
+def test_a_changed_function_and_one_that_is_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     patch = dataclasses.replace(
         _patch("pregraph_range"),
         replaces=("torch.nn.Module.forward_like_nothing_else",),
         relies_on=("torch.nn.Module.apply", "torch.no_such_module.function", "torch.pi"),
-        known={sources.release(): ("0" * 16, "0" * 16, "0" * 16, "")},
+        releases=(sources.release(),),
+        left_off={},
     )
+    known = {name: {sources.release(): "0" * 16} for name in patch.names[:3]}
+    monkeypatch.setattr(sources, "DIGESTS", {**known, "torch.pi": {sources.release(): ""}})
     found = [(d.name, d.kind) for d in sources.differences(patch, sources.release())]
     assert found == [
         ("torch.nn.Module.forward_like_nothing_else", "gone"),
@@ -91,7 +98,8 @@ def test_a_release_that_nobody_has_checked_is_not_known(monkeypatch: pytest.Monk
 
 def test_what_a_patch_has_replaced_is_still_known() -> None:
     pygraph.torch_patches.install(frozenset(patch.name for patch in PATCHES))
-    assert [patch.name for patch in PATCHES if sources.why_not(patch)] == []
+    active = [patch for patch in PATCHES if sources.release() in patch.releases]
+    assert [patch.name for patch in active if sources.why_not(patch)] == []
 
 
 def _check(*arguments: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
@@ -108,28 +116,36 @@ def test_check_says_that_all_match() -> None:
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == f"PyTorch {torch.__version__}"
-    assert [line.split() for line in lines[1:]] == [[patch.name, "match"] for patch in PATCHES]
+    assert [line.split(":")[0].split(maxsplit=1) for line in lines[1:]] == [
+        [patch.name, "match" if sources.release() in patch.releases else "left off"]
+        for patch in PATCHES
+    ]
 
 
 def test_check_names_what_is_not_as_known() -> None:
     changes = (
-        "import torch._dynamo.utils as u, torch._functorch.utils as f, torch._dynamo.eval_frame as e; "
-        "u.record_pregraph_bytecode_exit = u.record_pregraph_bytecode_enter; "
-        "del f.unwrap_dead_wrappers; torch.__version__ = '2.99.0'"
+        "import torch._dynamo.guards as g, torch._dynamo.eval_frame as e; "
+        "g.from_numpy = g.normalize_range_iter; "
+        "del e._set_in_optimized_module; torch.__version__ = '2.99.0'"
     )
     result = _check(before=changes)
     assert result.returncode == 1
-    assert "pregraph_range     changed" in result.stdout
-    assert "    torch._dynamo.utils.record_pregraph_bytecode_exit has changed\n" in result.stdout
-    assert "dead_wrappers      gone" in result.stdout
-    assert "    torch._functorch.utils.unwrap_dead_wrappers is gone\n" in result.stdout
-    assert "saved_hooks_guard  match (compared with 2.11)" in result.stdout
+    assert "number_guards      changed (compared with 2.15)" in result.stdout
+    assert "    torch._dynamo.guards.from_numpy has changed\n" in result.stdout
+    assert "module_flag        gone" in result.stdout
+    assert "    torch._dynamo.eval_frame._set_in_optimized_module is gone\n" in result.stdout
+    if sources.release() == RELEASES[-1]:
+        assert "saved_hooks_guard  match (compared with 2.15)" in result.stdout
 
 
-def test_digests_for_the_table_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    check.print_digests(_patch("dead_wrappers"))
-    (known,) = _patch("dead_wrappers").known.items()
-    assert capsys.readouterr().out == f'dead_wrappers: "{known[0]}": ("{known[1][0]}",)\n'
+def test_digests_that_differ_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "torch._dynamo.guards.from_numpy"
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(sources, "_digests", lambda: {name: "f" * 16})
+    check.print_digests()
+    assert f'"{name}": "2.99": "{"f" * 16}"\n' in capsys.readouterr().out
 
 
 def test_an_unknown_function_is_kept(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from pygraph import torch_patches
 from pygraph.torch_patches import dead_wrappers, module_flag, numbers, pregraph_range
 from tests.python.compiled_programs import ReducingBackend
+from tests.python.patched_programs import FITTING, needs
 
 pytestmark = pytest.mark.usefixtures("patched")
 
@@ -25,10 +26,13 @@ def _plus_one(x: torch.Tensor) -> torch.Tensor:
 def test_they_are_replaced_once() -> None:
     for _ in range(2):
         assert eval_frame._set_in_optimized_module is module_flag.InOptimizedModule
-        assert functorch_utils.unwrap_dead_wrappers is dead_wrappers.unwrap_dead_wrappers
+        is_ours = functorch_utils.unwrap_dead_wrappers is dead_wrappers.unwrap_dead_wrappers
+        assert is_ours is ("dead_wrappers" in FITTING)
         assert guards.from_numpy is numbers.from_numpy
-        assert torch._dynamo.utils.record_pregraph_bytecode_enter is pregraph_range.enter_range
-        assert torch._dynamo.utils.record_pregraph_bytecode_exit is pregraph_range.exit_range
+        enter, leave = pregraph_range.enter_range, pregraph_range.exit_range
+        is_ours = torch._dynamo.utils.record_pregraph_bytecode_enter is enter
+        assert is_ours is ("pregraph_range" in FITTING)
+        assert is_ours is (torch._dynamo.utils.record_pregraph_bytecode_exit is leave)
         torch_patches.install()
 
 
@@ -87,6 +91,7 @@ class _Twice(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
+@needs("dead_wrappers")
 def test_what_a_transform_left_is_unwrapped_as_always() -> None:
     ours, theirs = functorch_utils.unwrap_dead_wrappers, dead_wrappers.pytorchs_unwrap
     seen: list[torch.Tensor] = []

@@ -71,7 +71,8 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         if "cpu_outputs" in self.enabled:
             applied += sink_cpu_outputs(graph)
         keep_cpu_values(graph)
-        graph.lint()  # type: ignore[no-untyped-call]
+        lint: Any = graph.lint  # which has no type before PyTorch 2.15
+        lint()
         return list(dict.fromkeys(applied))
 
     def _is_outermost(self, graph: fx.Graph) -> bool:

@@ -63,17 +63,17 @@ def register() -> None:
 
 
 def substitute(
-    original: types.FunctionType, sources: tuple[Callable[..., Any], ...], digest: str
+    original: types.FunctionType, sources: tuple[Callable[..., Any], ...], digests: tuple[str, ...]
 ) -> Callable[[Callable[..., Any]], None]:
     """Decorates the function that Dynamo is to trace instead of `original`, where PyGraph compiles.
 
     The function may return NotImplemented, while being traced, to have the original traced.
-    sources: the functions that it replaces; digest: of their source, as :func:`digest_of` gives it.
+    sources: the functions that it replaces; digests: of their known sources, by :func:`digest_of`.
     """
 
     def decorate(ours: Callable[..., Any]) -> None:
         found = digest_of(sources)
-        if found != digest:
+        if found not in digests:
             log.info("%s has another source than known (%s): kept", original.__qualname__, found)
             return
         what = f"{original.__module__}.{original.__qualname__} written without reads of the GPU"

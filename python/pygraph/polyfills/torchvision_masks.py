@@ -25,7 +25,7 @@ from torch import Tensor
 from pygraph.polyfills import substitute
 
 # Of torchvision 0.26.
-DIGEST = "bb21d0407260b208"
+DIGESTS = ("bb21d0407260b208",)
 
 
 class _Axis(NamedTuple):
@@ -97,7 +97,7 @@ def sources_of(roi_heads: types.ModuleType) -> tuple[Callable[..., Tensor], ...]
 def replace(roi_heads: types.ModuleType) -> None:
     """roi_heads: ``torchvision.models.detection.roi_heads``."""
 
-    @substitute(roi_heads.paste_masks_in_image, sources_of(roi_heads), DIGEST)
+    @substitute(roi_heads.paste_masks_in_image, sources_of(roi_heads), DIGESTS)
     def paste_masks_in_image(
         masks: Tensor, boxes: Tensor, img_shape: tuple[int, int], padding: int = 1
     ) -> Any:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pygraph.polyfills import substitute
 
-# Of torchvision 0.26.
-DIGEST = "93009e13e01b17ab"
+# Of torchvision 0.26, and of 0.28, which has a way of its own for quantized maps.
+DIGESTS = ("93009e13e01b17ab", "e48190fa0fd1a23d")
 
 # Elements of a result: 1300 boxes of 256 channels and 7 x 7 pixels. By two runs of Mask R-CNN on an
 # H200 a level's turn in the loop costs some 0.25 ms, and pooling 12.5 M elements more 0.18 ms.
@@ -60,9 +60,9 @@ def pool(
 
 
 def can_pool(features: list[Tensor], boxes: list[Tensor]) -> bool:
-    """Whether features and boxes are on one GPU, of one type."""
+    """Whether features and boxes are on one GPU, of one type, and not quantized."""
     first = features[0]
-    return first.is_cuda and all(
+    return (first.is_cuda and first.is_floating_point()) and all(
         t.device == first.device and t.dtype == first.dtype for t in (*features, *boxes)
     )
 
@@ -81,7 +81,7 @@ def sources_of(poolers: types.ModuleType) -> tuple[Callable[..., Any], ...]:
 def replace(poolers: types.ModuleType) -> None:
     """poolers: ``torchvision.ops.poolers``."""
 
-    @substitute(poolers._multiscale_roi_align, sources_of(poolers), DIGEST)
+    @substitute(poolers._multiscale_roi_align, sources_of(poolers), DIGESTS)
     def multiscale_roi_align(
         x_filtered: list[Tensor],
         boxes: list[Tensor],

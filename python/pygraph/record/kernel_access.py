@@ -34,7 +34,7 @@ def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
             except (AttributeError, KeyError):  # another kind of launcher
                 continue
             letters = letters_of(names, value.triton_meta["signature"], value.inductor_meta)
-            if letters is not None:
+            if letters is not None and address is not None:
                 found[address] = letters
     return found
 
@@ -62,8 +62,11 @@ def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) ->
     return letters
 
 
-def _compiled(launcher: Any, types: dict[str, str]) -> tuple[int, list[str]]:
-    """The kernel that a launcher launches: its address, and the names of its parameters."""
+def _compiled(launcher: Any, types: dict[str, str]) -> tuple[int | None, list[str]]:
+    """The kernel that a launcher launches: its address, and the names of its parameters.
+
+    A kernel that is compiled for any GPU, which PyTorch has from 2.14 on, has no address of its own.
+    """
     scope = launcher.__globals__
     if getattr(launcher, "_is_static", False):
         kernel = scope["runner"].__self__

@@ -30,19 +30,28 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
 
 def _make(builder: guards.GuardBuilder, guard: Guard) -> bool:
     """As Dynamo's, that an object has an attribute, or has none of that name."""
-    source: Any = guard.originating_source
-    if type(source) is not AttrSource:
+    source, name = _owner_and_name(guard)
+    if source is None:
         return False
-    owner, name = builder.get(source.base), source.member
+    owner = builder.get(source)
     if not _is_behind_python(owner, name):
         return False
-    builder.TYPE_MATCH(Guard(source.base, guards.GuardBuilder.TYPE_MATCH))
+    builder.TYPE_MATCH(Guard(source, guards.GuardBuilder.TYPE_MATCH))
     if hasattr(owner, name):
-        builder.get_guard_manager_from_source(GenericAttrSource(source.base, name))
+        builder.get_guard_manager_from_source(GenericAttrSource(source, name))
     else:
         absence = functools.partial(guards.GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
-        absence(builder, Guard(source.base, absence))
+        absence(builder, Guard(source, absence))
     return True
+
+
+def _owner_and_name(guard: Guard) -> tuple[Any, str]:
+    """What is asked for an attribute, if that can be told, and the attribute's name."""
+    bound = getattr(guard.create_fn, "keywords", {})
+    if "attr" in bound:  # from PyTorch 2.12 on
+        return guard.originating_source, bound["attr"]
+    source: Any = guard.originating_source
+    return (source.base, source.member) if type(source) is AttrSource else (None, "")
 
 
 def _is_behind_python(owner: Any, name: str) -> bool:

@@ -22,6 +22,9 @@ from pygraph.torch_patches.state import note_failure
 
 NAME = "compiled_call"
 
+# From PyTorch 2.12 on, the wrapper counts compiled frames of a program that must be one graph.
+_CALLS_FULL_GRAPHS = hasattr(eval_frame, "set_eval_frame_override")
+
 _pytorchs_compile = eval_frame.OptimizeContext.__call__
 _pytorchs_module_call = eval_frame.OptimizedModule.__call__
 
@@ -44,6 +47,8 @@ def _compile(context: eval_frame.OptimizeContext, function: Any) -> Any:
             type(compiled) is types.FunctionType  # not a module, whose `forward` passed here before
             and len(context.enter_exit_hooks) == 1
             and context.error_on_graph_break is None
+            and (_CALLS_FULL_GRAPHS or not context.fullgraph)
+            and getattr(context, "_isolate_recompiles_id", -1) == -1  # from PyTorch 2.13 on
             and _is_ours(context)
         )
         return _cheaper(context, compiled) if is_usual else compiled
@@ -110,15 +115,14 @@ class _Callback:
 
 def _raise_to_user(error: BaseException) -> NoReturn:
     """As PyTorch's wrapper shows an exception of Dynamo's."""
-    from torch._dynamo.exc import ShortenTraceback, UncapturedHigherOrderOpError, Unsupported
+    from torch._dynamo.exc import ShortenTraceback
 
-    if isinstance(error, (Unsupported, UncapturedHigherOrderOpError)):
-        if config.verbose:
-            raise error
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause.__cause__.with_traceback(None)
-            cause = cause.__cause__
-        raise error.with_traceback(None) from error.__cause__
-    assert isinstance(error, ShortenTraceback)
-    raise error.remove_dynamo_frames() from None
+    if isinstance(error, ShortenTraceback):
+        raise error.remove_dynamo_frames() from None
+    if config.verbose:
+        raise error
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause.__cause__.with_traceback(None)
+        cause = cause.__cause__
+    raise error.with_traceback(None) from error.__cause__

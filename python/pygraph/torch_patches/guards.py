@@ -1,11 +1,13 @@
 """Guards that a patch creates in place of Dynamo.
 
-Dynamo binds each ``Guard`` to the method that will create it before it calls the backend. So a patch
-replaces that attribute, on the guards of the program that is being compiled.
+Dynamo binds each ``Guard`` to the method that will create it before it calls the backend, alone or with
+an argument (``functools.partial``). So a patch replaces the method, on the guards of the program that
+is being compiled.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +32,12 @@ def make_by(output: OutputGraph, kind: str, make: Make, attempt: Attempt) -> Non
         return
     method = getattr(GuardBuilder, kind)
     for guard in output.guards:
-        if guard.create_fn is method:
-            guard.create_fn = _Creation(method)
-        creation = guard.create_fn
+        bound = guard.create_fn
+        creation = bound.func if isinstance(bound, functools.partial) else bound
+        if creation is method:
+            creation = _Creation(method)
+            is_partial = isinstance(bound, functools.partial)
+            guard.create_fn = functools.partial(creation, **bound.keywords) if is_partial else creation
         if isinstance(creation, _Creation) and creation.dynamos is method:
             creation.makes.append((make, attempt))
 
@@ -43,15 +48,16 @@ class _Creation:
     def __init__(self, dynamos: Any) -> None:
         self.dynamos = dynamos
         self.makes: list[tuple[Make, Attempt]] = []
+        self.__dict__.update(vars(dynamos))  # what Dynamo notes on it
         self.__name__ = dynamos.__name__  # by which Dynamo reports guards
         self.__code__ = dynamos.__code__  # and sorts them
 
-    def __call__(self, builder: GuardBuilder, guard: Guard) -> None:
+    def __call__(self, builder: GuardBuilder, guard: Guard, **bound: Any) -> None:
         if not builder.save_guards and any(
             _makes(make, attempt, builder, guard) for make, attempt in self.makes
         ):
             return
-        self.dynamos(builder, guard)
+        self.dynamos(builder, guard, **bound)
 
     def __reduce__(self) -> Any:
         return getattr, (GuardBuilder, self.__name__)

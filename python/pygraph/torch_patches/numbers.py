@@ -15,6 +15,7 @@ from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.source import ChainedSource, NumpyTensorSource
 
 from pygraph import runtime
+from pygraph.torch_patches.parameters import writes_python
 from pygraph.torch_patches.state import Attempt
 
 dynamos_from_numpy = guards.from_numpy
@@ -37,7 +38,7 @@ def apply_to_guards() -> None:
 def apply_to_arguments(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
     """Changes how the code that Dynamo will write loads the graph's arguments that are numbers."""
     # By their sources, Dynamo finds the arguments that a specialization is for.
-    if output.shape_env.specializations:
+    if output.shape_env.specializations or writes_python():
         return
     for node in gm.graph.find_nodes(op="placeholder"):
         _load_cheaply(node.meta.get("grapharg"))

@@ -32,6 +32,8 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
     """Changes how the code that Dynamo will write loads the graph's arguments."""
     if dynamo_config.caching_precompile:  # the code is stored, and the engine's function cannot be
         return
+    if writes_python():
+        return
     # By their sources, Dynamo finds the arguments that a specialization is for.
     if output.shape_env.specializations:
         return
@@ -39,6 +41,12 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
     for run in _runs(arguments, attempt):
         for argument in run.arguments:
             argument.source = _LoadedAtOnce(argument.source, run)
+
+
+def writes_python() -> bool:
+    """Whether Dynamo writes Python source besides bytecode, which needs sources of its own. From
+    PyTorch 2.13 on."""
+    return getattr(dynamo_config, "generate_pycode", False)
 
 
 @dataclasses.dataclass(eq=False)

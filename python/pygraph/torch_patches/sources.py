@@ -11,9 +11,8 @@ from typing import Any, Literal
 import torch
 
 from pygraph.source_digest import digest_of
+from pygraph.torch_patches.digests import DIGESTS, GONE
 from pygraph.torch_patches.table import PATCHES, Patch
-
-_GONE = "gone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +63,35 @@ def _digest(name: str) -> str:
     try:
         found = resolve(name)
     except Exception:  # of an import, too
-        return _GONE
+        return GONE
     return digest_of((found,)) if inspect.isroutine(found) or inspect.isclass(found) else ""
 
 
-def differences(patch: Patch, known: str) -> list[Difference]:
-    """Between the installed PyTorch and what the patch is known to fit of the release `known`."""
+def known_digest(name: str, release: str) -> str:
+    """Of a name's source as the patches were compared with it on that release."""
+    number = _number(release)
+    since = [first for first in DIGESTS[name] if _number(first) <= number]
+    return DIGESTS[name][max(since, key=_number)]
+
+
+def _number(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")]
+
+
+def differences(patch: Patch, release: str) -> list[Difference]:
+    """Between the installed PyTorch and what the patch is known to fit of a release."""
     found = []
-    for name, expected in zip(patch.names, patch.known[known], strict=True):
+    for name in patch.names:
         actual = digest(name)
-        if actual != expected:
-            found.append(Difference(name, "gone" if actual == _GONE else "changed"))
+        if actual != known_digest(name, release):
+            found.append(Difference(name, "gone" if actual == GONE else "changed"))
     return found
 
 
 def why_not(patch: Patch) -> str:
-    """Why the patch does not fit the installed PyTorch; empty where it does."""
-    if release() not in patch.known:
+    """Why the patch is not applied to the installed PyTorch; empty where it is."""
+    if release() in patch.left_off:
+        return patch.left_off[release()]
+    if release() not in patch.releases:
         return f"not known to fit PyTorch {release()}"
     return ", ".join(str(difference) for difference in differences(patch, release()))

@@ -21,9 +21,10 @@ class PatchStatus:
     """One patch of PyTorch (docs/reference/patches.md).
 
     state: "active" where it is in use, in one program at least; "off" where nobody has asked for it, or
-        no program has been compiled with it yet; "unknown source" where the installed PyTorch has other
-        functions than the patch is known to fit; "failed" where it raised an exception, which the
-        program did not see. The program has PyTorch's own functions then.
+        no program has been compiled with it yet, or it would gain nothing on the installed PyTorch;
+        "unknown source" where that has other functions than the patch is known to fit; "failed" where
+        it raised an exception, which the program did not see. The program has PyTorch's own functions
+        then.
     reason: why it is not active; empty if it is.
     """
 
@@ -71,7 +72,7 @@ def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
         return "off", "not asked for by pygraph.patches"
     reason = sources.why_not(patch)
     if reason:
-        return "unknown source", reason
+        return "off" if sources.release() in patch.left_off else "unknown source", reason
     try:
         runtime.engine()
     except ImportError as error:

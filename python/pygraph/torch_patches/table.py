@@ -1,4 +1,4 @@
-"""The patches: every part of PyTorch that PyGraph replaces, and the versions that each is known to fit.
+"""The patches: every part of PyTorch that PyGraph replaces, and the releases that each is known to fit.
 
 Data only: nothing here imports PyTorch. docs/how-to/port-to-a-new-pytorch.md says how to add a release.
 """
@@ -16,6 +16,12 @@ _SOURCE = "torch._dynamo.source"
 _WRITES_CODE = "torch._dynamo.codegen.PyCodegen.make_call_generated_code"
 _OURS = "pygraph.torch_patches"
 
+RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")  # that PyGraph supports, the oldest first
+
+_TAGS_ARE_OFF = (
+    "PyTorch no longer checks trees of modules at once (docs/decisions/0027-dictionary-tags.md)"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Patch:
@@ -24,25 +30,25 @@ class Patch:
     name: as in the option ``pygraph.patches`` and in ``pygraph.status()``.
     replaces: dotted names, which are resolved only when the patch is applied or checked.
     relies_on: dotted names of what it reads, or does in the place of what it replaces.
-    known: the releases that it fits. For each, a digest of every name's source, in the order of
-        `names` (:func:`pygraph.source_digest.digest_of`); an empty one for what has no source, such as
-        a value, which has to exist.
+    releases: those that it fits, if the names are as :mod:`.digests` has them.
     exact: whether every program has the same result with it. If not, docs/footguns.md says which do
     not. scope: "process" for what is replaced once for all programs, by an equal one; "compilation"
         for what belongs to one program and goes with it.
     saves: microseconds of the host per call, or a comparison, and where that is measured.
     apply: the function that applies it, "module:name". For a process it takes nothing; for a
         compilation the graph, Dynamo's OutputGraph and an Attempt.
+    left_off: releases on which nothing would be gained, and why.
     """
 
     name: str
     replaces: tuple[str, ...]
     relies_on: tuple[str, ...]
-    known: Mapping[str, tuple[str, ...]]
+    releases: tuple[str, ...]
     exact: bool
     scope: Literal["process", "compilation"]
     saves: str
     apply: str
+    left_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,16 +67,7 @@ PATCHES: tuple[Patch, ...] = (
             f"{_DYNAMO}.output_graph.OutputGraph.install_global_by_id",
             f"{_DYNAMO}.bytecode_transformation.create_call_function",
         ),
-        known={
-            "2.11": (
-                "a44085de29e2dfe9",
-                "99f1eebf655df4bf",
-                "a3d7194773318409",
-                "08939775abeb421d",
-                "f54d0beab821dd60",
-                "60b2c96ff5218e51",
-            )
-        },
+        releases=RELEASES,
         exact=True,
         scope="compilation",
         saves="280 of 440 us with 1117 parameters, 20 of 35 with 142 (docs/results/host-time.md)",
@@ -85,16 +82,8 @@ PATCHES: tuple[Patch, ...] = (
             f"{_SOURCE}.TypeSource",
             f"{_DYNAMO}.output_graph.OutputGraph.install_global_by_id",
         ),
-        known={
-            "2.11": (
-                "6d6ff0f6405ff5ea",
-                "72c3a61c993791f6",
-                "bf4bf0c33a7e0330",
-                "60f1c7354c10181d",
-                "698871be50738a1c",
-                "f54d0beab821dd60",
-            )
-        },
+        releases=RELEASES[:1],
+        left_off={release: _TAGS_ARE_OFF for release in RELEASES[1:]},
         exact=False,
         scope="compilation",
         saves="73 of 160 us for MobileBERT, 21 to 31 of 113 for BERT (docs/results/host-time.md)",
@@ -104,7 +93,8 @@ PATCHES: tuple[Patch, ...] = (
         name="method_guard",
         replaces=(f"{_GUARDS}.HASATTR",),
         relies_on=("torch._guards.Guard.create", f"{_GUARDS}.TYPE_MATCH"),
-        known={"2.11": ("5d234e57dac72f74", "bf4bf0c33a7e0330", "60f1c7354c10181d")},
+        releases=RELEASES[:1],
+        left_off={release: _TAGS_ARE_OFF for release in RELEASES[1:]},
         exact=False,
         scope="compilation",
         saves="151 of 155 us for 200 pairs of layers in a Sequential (docs/results/host-time.md)",
@@ -114,7 +104,7 @@ PATCHES: tuple[Patch, ...] = (
         name="number_guards",
         replaces=(f"{_DYNAMO}.guards.from_numpy",),
         relies_on=(f"{_DYNAMO}.guards._get_closure_vars",),
-        known={"2.11": ("e746f92929b20283", "84a8202cdd667a07")},
+        releases=RELEASES,
         exact=True,
         scope="process",
         saves="with number_arguments 150 of 208 us for 18 NumPy numbers (docs/results/host-time.md)",
@@ -124,9 +114,7 @@ PATCHES: tuple[Patch, ...] = (
         name="number_arguments",
         replaces=("torch._as_tensor_fullprec", f"{_SOURCE}.NumpyTensorSource.reconstruct"),
         relies_on=(_WRITES_CODE, f"{_DYNAMO}.bytecode_transformation.create_call_function"),
-        known={
-            "2.11": ("302814543ca273db", "aa2894a90ae99957", "a3d7194773318409", "60b2c96ff5218e51")
-        },
+        releases=RELEASES,
         exact=True,
         scope="compilation",
         saves="not measured apart from number_guards",
@@ -136,7 +124,8 @@ PATCHES: tuple[Patch, ...] = (
         name="dead_wrappers",
         replaces=("torch._functorch.utils.unwrap_dead_wrappers",),
         relies_on=(),
-        known={"2.11": ("0524337bd028d648",)},
+        releases=RELEASES[:3],
+        left_off={release: "PyTorch has it in C++" for release in RELEASES[3:]},
         exact=True,
         scope="process",
         saves="110 to 140 us for 206 arguments of a training step (docs/results/host-time.md)",
@@ -150,9 +139,7 @@ PATCHES: tuple[Patch, ...] = (
             f"{_GUARDS}.TYPE_MATCH",
             f"{_GUARDS}.NOT_PRESENT_IN_GENERIC_DICT",
         ),
-        known={
-            "2.11": ("5d234e57dac72f74", "bf4bf0c33a7e0330", "60f1c7354c10181d", "1cd7053ed9ee40e2")
-        },
+        releases=RELEASES,
         exact=False,
         scope="compilation",
         saves="25 of 72 us for BERT, 26 of 93 for MobileBERT (docs/results/host-time.md)",
@@ -163,6 +150,7 @@ PATCHES: tuple[Patch, ...] = (
         replaces=(f"{_FRAME}.OptimizeContext.__call__", f"{_FRAME}.OptimizedModule.__call__"),
         relies_on=(
             f"{_FRAME}._TorchDynamoContext.__init__",
+            f"{_FRAME}._TorchDynamoContext.__call__",
             f"{_FRAME}.OptimizeContext.__init__",
             f"{_FRAME}._callback_from_stance",
             f"{_FRAME}._is_skip_guard_eval_unsafe_stance",
@@ -170,43 +158,24 @@ PATCHES: tuple[Patch, ...] = (
             f"{_FRAME}._set_in_optimized_module",
             f"{_FRAME}.innermost_backend",
             f"{_FRAME}._stance",
+            f"{_FRAME}._is_eager_on_nested_compile",
+            f"{_FRAME}._force_eager_nested_compile",
             f"{_DYNAMO}.mutation_guard.install_generation_tagging_init",
             "torch._guards.TracingContext.try_get",
             "torch.compiler.is_exporting",
             "torch.compiler._is_exporting_flag",
             "torch.fx._symbolic_trace.is_fx_symbolic_tracing",
             "torch.fx._symbolic_trace._is_fx_tracing_flag",
+            "torch.fx._symbolic_trace._is_fx_tracing_tls",
+            "torch.fx._symbolic_trace._get_is_fx_tracing",
             "torch.nn.Module._wrapped_call_impl",
             "torch.nn.Module._call_impl",
             "torch.nn.modules.module._has_any_global_hook",
             "torch._C._dynamo.eval_frame.set_eval_frame_override",
+            "torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id",
             "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
         ),
-        known={
-            "2.11": (
-                "89d779820351fa46",
-                "58b4f948ed5a6a80",
-                "6e42d6d144851ad6",
-                "805fa884cc85e20a",
-                "2b90b8dc6a74b86f",
-                "a781217a532dd5d5",
-                "0eb8c9a468bdded3",
-                "f68b4735a157a0f2",
-                "5aa404f9bafe9d14",
-                "",
-                "3bdc21fd7c531d1a",
-                "c99ab9f68e82ac22",
-                "acf9000408700772",
-                "",
-                "fe8ed1ca236cd02b",
-                "",
-                "b8224c6ae2fb1a82",
-                "a516c7f2862db22f",
-                "b0cf13b75b317cb4",
-                "",
-                "",
-            )
-        },
+        releases=RELEASES,
         exact=True,
         scope="process",
         saves="with pregraph_range, module_flag and untraced_call 8 of 15 us for a function, 17 of 27 "
@@ -220,7 +189,8 @@ PATCHES: tuple[Patch, ...] = (
             f"{_DYNAMO}.utils.record_pregraph_bytecode_exit",
         ),
         relies_on=(_WRITES_CODE,),
-        known={"2.11": ("86027fdd37458db0", "c7d4f6e45bdbd78f", "a3d7194773318409")},
+        releases=RELEASES[:4],
+        left_off={release: "PyTorch skips the range without a profiler" for release in RELEASES[4:]},
         exact=True,
         scope="process",
         saves="2.0 of 12.3 us for a small module (docs/results/host-time.md)",
@@ -235,15 +205,7 @@ PATCHES: tuple[Patch, ...] = (
             "torch._functorch._aot_autograd.utils.saved_tensors_hooks_are_inlineable",
             f"{_GUARDS}._set_guard_export_info",
         ),
-        known={
-            "2.11": (
-                "849fbdb0bf4f5df5",
-                "bf4bf0c33a7e0330",
-                "28019853f7efb205",
-                "a73cff7ad350e29e",
-                "98b31a7050a8f274",
-            )
-        },
+        releases=RELEASES,
         exact=True,
         scope="compilation",
         saves="1 us (docs/results/host-time.md)",
@@ -253,7 +215,7 @@ PATCHES: tuple[Patch, ...] = (
         name="module_flag",
         replaces=(f"{_FRAME}._set_in_optimized_module",),
         relies_on=(f"{_FRAME}._in_optimized_module",),
-        known={"2.11": ("f68b4735a157a0f2", "")},
+        releases=RELEASES,
         exact=True,
         scope="process",
         saves="0.7 us for a module that compiled_call leaves to PyTorch (docs/results/host-time.md)",
@@ -263,7 +225,7 @@ PATCHES: tuple[Patch, ...] = (
         name="untraced_call",
         replaces=(f"{_DYNAMO}.output_graph.OutputGraph.install_global_unsafe",),
         relies_on=(f"{_DYNAMO}.eval_frame.DisableContext.__call__",),
-        known={"2.11": ("9ac55d0a6a29493e", "e8580642c0bc4b62")},
+        releases=RELEASES,
         exact=True,
         scope="compilation",
         saves="0.6 us (docs/results/host-time.md)",
