@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 import weakref
@@ -74,6 +75,10 @@ _LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; 
 _LONGEST_CAPTURE = 10.0
 
 
+# Releases of PyTorch with which the GPU suite has passed. The others have passed what needs no GPU.
+_SEEN_ON_A_GPU = ("2.11",)
+
+
 @functools.cache
 def unavailable_reason() -> str | None:
     """Why graphs cannot be used in this process, or None if they can."""
@@ -85,6 +90,12 @@ def unavailable_reason() -> str | None:
         engine().driver_version()
     except (ImportError, RuntimeError) as error:
         return str(error)
+    release = ".".join(torch.__version__.split(".")[:2])
+    if release not in _SEEN_ON_A_GPU and os.environ.get("PYGRAPH_UNTESTED_RELEASES") != "1":
+        return (
+            f"it has not been tested on a GPU with PyTorch {release} "
+            "(PYGRAPH_UNTESTED_RELEASES=1 uses it all the same)"
+        )
     return None
 
 
