@@ -50,6 +50,8 @@ BY_RELEASE := patches or guard or compiled or numbers or parameters or backend o
 # The tests that need a GPU. Those that measure free memory run alone. With pytest-xdist, on two GPUs:
 # make test-gpu PYGRAPH_TEST_GPUS=0,1 PARALLEL="-n 24 --dist loadfile"
 export PYGRAPH_TEST_GPUS
+# Also with releases of PyTorch that have not run on a GPU yet.
+export PYGRAPH_UNTESTED_RELEASES := 1
 test-gpu: $(SITE)/ready build/engine/ready
 	PYGRAPH_TEST_DRIVER=cuda build/engine/tests/cpp/engine_tests --gtest_brief=1
 	$(PY) -m pytest tests/gpu --ignore tests/gpu/test_short_memory.py $(PARALLEL)

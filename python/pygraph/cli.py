@@ -121,6 +121,7 @@ def _print_summary(process: int) -> None:
     if "torch" not in sys.modules:
         print("pygraph: the program did not import PyTorch", file=sys.stderr)
         return
-    from pygraph.report import summary
-
-    print(f"pygraph: {summary.line()}", file=sys.stderr)
+    # Importing it, and with it PyTorch's compiler, is not possible any more.
+    summary = sys.modules.get("pygraph.report.summary")
+    line = "torch.compile was not called with PyGraph" if summary is None else summary.line()
+    print(f"pygraph: {line}", file=sys.stderr)

@@ -17,7 +17,12 @@ from types import ModuleType
 from typing import Any
 
 # Options of Inductor with which PyGraph has no graphs to offer: such programs get what they ask for.
-_NOT_FOR_GRAPHS = (("triton.cudagraphs", False), ("cpp_wrapper", True), ("fx_wrapper", True))
+_NOT_FOR_GRAPHS = (
+    ("triton.cudagraphs", False),
+    ("cpp_wrapper", True),
+    ("fx_wrapper", True),
+    ("use_aoti", True),
+)
 
 
 def install(before_use: Callable[[], None] | None = None) -> None:
@@ -36,20 +41,30 @@ def _replace(torch: ModuleType, before_use: Callable[[], None] | None) -> None:
 
     @functools.wraps(compile_)
     def with_pygraph(*args: Any, **kwargs: Any) -> Any:
-        backend = kwargs.get("backend")
-        if _asks_for_inductor(torch, backend) and _may_have_graphs(kwargs.get("options")):
+        backend = _resolved(torch, kwargs.get("backend"))
+        if backend == "inductor" and _may_have_graphs(kwargs.get("options")):
+            _check_as_inductor(torch, kwargs)
             kwargs["backend"] = backend = "pygraph"
-        if before_use is not None and isinstance(backend, str) and backend == "pygraph":
+        if before_use is not None and backend == "pygraph":
             before_use()
         return compile_(*args, **kwargs)
 
     torch.compile = with_pygraph  # type: ignore[attr-defined]
 
 
-def _asks_for_inductor(torch: ModuleType, backend: object) -> bool:
+def _resolved(torch: ModuleType, backend: object) -> str:
+    """The backend's name; empty if it is a function."""
     if backend is None:  # the default, which a program may set from PyTorch 2.13 on
         backend = getattr(torch.compiler, "get_default_backend", lambda: "inductor")()
-    return isinstance(backend, str) and backend == "inductor"
+    return backend if isinstance(backend, str) else ""
+
+
+def _check_as_inductor(torch: ModuleType, given: dict[str, Any]) -> None:
+    """Raises what ``torch.compile`` raises for a mode or an option that Inductor does not know."""
+    mode, options = given.get("mode"), given.get("options")
+    check = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if check is not None and (mode is None) != (options is None):
+        check(mode, options, given.get("dynamic"))
 
 
 def _may_have_graphs(options: Any) -> bool:
@@ -71,14 +86,18 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         if name != "torch":
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            # As Python does, which leaves finders of another kind out.
+            find: Any = None if finder is self else getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find and find(name, path, target)
             if spec is not None:
                 self._replace_after_loading(spec.loader)
                 return spec
         return None
 
     def _replace_after_loading(self, loader: Any) -> None:
-        load = loader.exec_module
+        load = getattr(loader, "exec_module", None)
+        if load is None:
+            return
 
         def exec_module(module: ModuleType) -> None:
             load(module)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import compile_fx
+from torch._inductor import compile_fx, custom_graph_pass
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch._inductor.utils import fresh_cache
 
@@ -184,3 +184,32 @@ def test_forward_and_lazy_backward_are_compiled_with_them(monkeypatch: pytest.Mo
         torch.compile(lambda x: (x.sin() * x).sum(), backend="pygraph")(x).backward()
     assert noted == [(False, True, True, "pygraph"), (True, True, True, "pygraph")]
     assert not barriers.wanted()
+
+
+@pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"), reason="newer releases only"
+)
+@pytest.mark.parametrize("setting", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+@pytest.mark.parametrize("form", ["none of a list", "list", "inference"])
+def test_the_users_passes_run_in_all_forms(setting: str, form: str) -> None:
+    seen = []
+
+    class Pass(custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            seen.append(True)
+
+        def uuid(self) -> str:
+            return "user"
+
+    class Aware(custom_graph_pass.CustomInferenceAwareGraphPass):
+        def __call__(self, graph: torch.fx.Graph, is_inference: bool) -> None:
+            seen.append(is_inference)
+
+        def uuid(self) -> str:
+            return "aware"
+
+    passes = {"none of a list": [], "list": [Pass(), Pass()], "inference": Aware()}[form]
+    torch._dynamo.reset()
+    with fresh_cache(), torch.no_grad(), inductor_config.patch({setting: passes}):
+        torch.compile(lambda x: x.sin() + 1, backend="pygraph")(torch.randn(8))
+    assert len(seen) == {"none of a list": 0, "list": 2, "inference": 1}[form]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,3 +191,51 @@ def test_the_package_offers_its_names() -> None:
         assert getattr(pygraph, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = pygraph.no_such_name
+
+
+def test_unknown_modes_and_options_raise_as_without_pygraph(compiled: list[Any]) -> None:
+    for arguments in (
+        {"mode": "bogus"},
+        {"options": {"nope": 1}},
+        {"options": {"max_autotune": "yes"}},
+    ):
+        with pytest.raises(RuntimeError):
+            torch.compile(lambda x: x + 1, **arguments)  # type: ignore[call-overload]
+    assert compiled == []
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="PyTorch 2.13 and later")
+def test_a_default_backend_of_the_programs_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torch, "compile", lambda model=None, **kwargs: model)
+    default_backend.install(lambda: told.append(1))
+    monkeypatch.setattr(torch.compiler, "get_default_backend", lambda: "pygraph")
+    torch.compile(torch.nn.Linear(3, 2))
+    assert told == [1]
+
+
+@pytest.mark.skipif(
+    "name" not in inspect.signature(torch.compile).parameters, reason="PyTorch 2.15 and later"
+)
+def test_a_compilation_may_have_a_name() -> None:
+    model = torch.compile(lambda x: x + 1, backend="pygraph", name="step")  # type: ignore[call-overload]
+    assert torch.equal(model(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_finders_of_another_kind_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "class Old: find_module = staticmethod(lambda *a: None)\n"
+        "sys.meta_path.insert(1, Old())\n"
+        "import torch\n"
+        "print(torch.ones(1).tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pygraph", "--summary", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[1.0]\n", done.stderr
+    assert done.stderr == "pygraph: torch.compile was not called with PyGraph\n"

@@ -47,11 +47,13 @@ class Backend:
         *,
         mode: str | None = None,
         options: dict[str, Any] | None = None,
+        name: str | None = None,
     ) -> Callable[..., Any]:
         """Compiles one FX graph.
 
         mode: as Inductor's; "max-autotune-no-cudagraphs" turns graphs off.
         options: Inductor's options, and ``pygraph.*`` (:class:`pygraph.options.Options`).
+        name: as in ``torch.compile`` of PyTorch 2.15; not used.
         Raises ValueError for an unknown mode or option.
         """
         polyfills.register()
@@ -97,10 +99,11 @@ def _compile_plain(
 
 def _cache_key(config: BackendConfig, *more: object) -> dict[str, Any]:
     """Settings of Inductor that keep our code apart in its caches: it has our barriers."""
-    from pygraph.fx_passes.cache_key import CacheKeyPass
+    from pygraph.fx_passes.cache_key import CacheKeyPass, beside
 
     name = "post_grad_custom_pre_pass"
-    return {name: CacheKeyPass(_inductor_option(config, name), _CODE, *more)}
+    user_pass = _inductor_option(config, name)
+    return {name: beside(user_pass, lambda p: CacheKeyPass(p, _CODE, *more), comes_first=True)}
 
 
 def _compile_with_graphs(
@@ -115,6 +118,7 @@ def _compile_with_graphs(
     from torch._inductor.utils import BoxedBool
 
     from pygraph import operators
+    from pygraph.fx_passes.cache_key import beside
     from pygraph.fx_passes.graph_pass import GraphPass
 
     transforms = GraphPass(frozenset(config.own.transforms)).uuid()
@@ -153,14 +157,15 @@ def _compile_with_graphs(
         # Before Inductor changes the graph.
         facts = Facts(len(inputs), attachment.random_state_inputs(gm))
         kind = attachment.kind_of(kwargs)
-        graph_pass = GraphPass(
-            enabled=frozenset(config.own.transforms),
-            user_pass=user_pass,
+        graph_pass = functools.partial(
+            GraphPass,
+            frozenset(config.own.transforms),
             watch=functools.partial(_note_graph, kind, observation),
             outermost=gm,
         )
+        passes = beside(user_pass, graph_pass, comes_first=False)
         noted = len(observation.graphs) if observation else 0
-        with scope(), inductor_config.patch(post_grad_custom_post_pass=graph_pass):
+        with scope(), inductor_config.patch(post_grad_custom_post_pass=passes):
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
         if observation is not None:

@@ -8,9 +8,11 @@ get it. Their results would not be found again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
@@ -21,6 +23,24 @@ def uuid_with(user_pass: Any, *key: object) -> Any:
         return ("pygraph", *key)
     user = user_pass.uuid() if hasattr(user_pass, "uuid") else None
     return None if user is None else ("pygraph", *key, user)
+
+
+def beside(user_pass: Any, ours: Callable[[Any], CustomGraphPass], *, comes_first: bool) -> Any:
+    """The value of a setting for our pass and the user's.
+
+    user_pass: as in the setting; newer releases of PyTorch take several, and passes that want to know
+    whether they see an inference. ours: makes our pass, which runs the given one first.
+    """
+    knows_inference = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+    if isinstance(user_pass, (list, tuple)):
+        users = list(user_pass)
+    elif isinstance(user_pass, knows_inference):
+        users = [user_pass]
+    else:
+        return ours(user_pass)
+    if not users:
+        return ours(None)
+    return [ours(None), *users] if comes_first else [*users, ours(None)]
 
 
 class CacheKeyPass(CustomGraphPass):  # type: ignore[misc]

@@ -16,7 +16,7 @@ class Host(Protocol):
     """A partition, as pipeline.py, selector.py and audit.py see it.
 
     callable: the engine's replacement of the function; it owns the graphs in use.
-    entries: by signature. A reset replaces the dictionary.
+    entries: by signature. A reset empties the dictionary.
     """
 
     info: PartitionInfo

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from pygraph import runtime
 from pygraph.options import TRANSFORMS
 from pygraph.report.explanation import Report
@@ -23,8 +25,12 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     Raises what the model raises.
     """
     program = type(model).__name__ if not hasattr(model, "__name__") else model.__name__
-    if runtime.unavailable_reason() is not None:
+    reason = runtime.unavailable_reason()
+    if reason is not None:
         from pygraph.report.estimate import estimate
+
+        if torch.cuda.is_available():
+            runtime.notice_once(f"only an estimate, as PyGraph uses no graphs here: {reason}")
 
         return estimate(program, model, args, kwargs, TRANSFORMS)
     from pygraph.report.measure import measure
