@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import pygraph
+
 _SHOW = """
 import os, sys
 main = sys.modules["__main__"]
@@ -128,8 +130,7 @@ def test_a_missing_program_is_named(tmp_path: Path, command: list[str], status: 
 def test_a_safe_path_stays_safe(folder: Path) -> None:
     if sys.version_info < (3, 11):
         pytest.skip("Python 3.11 brought -P")
-    paths = [path for path in sys.path if path.endswith("python")] or [""]
-    environment = {**os.environ, "PYTHONPATH": paths[0]}
+    environment = {**os.environ, "PYTHONPATH": str(Path(pygraph.__file__).parents[1])}
     for command in (["sub/show.py"], ["-m", "pygraph", "sub/show.py"]):
         done = subprocess.run(
             [sys.executable, "-P", *command],
