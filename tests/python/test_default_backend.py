@@ -70,6 +70,11 @@ def test_every_way_to_compile_uses_it(compiled: list[Any]) -> None:
     assert compiled[-1]["options"] == {"max_autotune": False}
 
 
+def _run_with_summary(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pygraph", "--summary", "program.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_a_compiled_function_may_compile_another(tmp_path: Path) -> None:
     """Dynamo treats torch.compile by itself, also in PyGraph's place."""
     (tmp_path / "program.py").write_text(
@@ -79,13 +84,7 @@ def test_a_compiled_function_may_compile_another(tmp_path: Path) -> None:
         "def outer(x): return torch.compile(inner)(x) + 1\n"
         "print(outer(torch.zeros(3)).tolist())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pygraph", "--summary", "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run_with_summary(tmp_path)
     assert done.stdout == "[1.0, 1.0, 1.0]\n", done.stderr
     assert done.returncode == 0
     if not torch.cuda.is_available():
@@ -230,12 +229,6 @@ def test_finders_of_another_kind_are_left_out(tmp_path: Path) -> None:
         "import torch\n"
         "print(torch.ones(1).tolist())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pygraph", "--summary", "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run_with_summary(tmp_path)
     assert done.stdout == "[1.0]\n", done.stderr
     assert done.stderr == "pygraph: torch.compile was not called with PyGraph\n"
