@@ -95,7 +95,6 @@ void bind_state(py::module_& m) {
            [](const State& state, const py::list& tensors) {
              return state.is_shared_by(tensors_of(tensors));
            })
-      .def("covers_the_same", &State::covers_the_same)
       .def("bump_versions", &State::bump_versions);
   m.def("flat_tensor", [](const py::object& object) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());

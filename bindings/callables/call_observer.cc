@@ -6,6 +6,7 @@
 #include <array>
 #include <stdexcept>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "record/operator_schema.h"
@@ -52,10 +53,31 @@ bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& s
 
 }  // namespace
 
+// The addresses that the allocators have handed out on this thread, and not taken back.
+class FreshMemory : public c10::MemoryReportingInfoBase {
+ public:
+  // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
+  void reportMemoryUsage(void* pointer, int64_t size, size_t /*total_allocated*/,
+                         size_t /*total_reserved*/, c10::Device /*device*/) override {
+    if (size > 0) {
+      addresses_.insert(pointer);
+    } else {
+      addresses_.erase(pointer);
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  bool contains(const void* address) const { return addresses_.contains(address); }
+
+ private:
+  std::unordered_set<const void*> addresses_;
+};
+
 CallObserver::CallObserver(pybind11::function note_uncapturable)
     : note_uncapturable_(std::move(note_uncapturable)) {
   if (t_observer != nullptr) throw std::runtime_error("a call is observed already");
   t_observer = this;
+  fresh_ = std::make_shared<FreshMemory>();
+  guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, fresh_);
   handle_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&enter, &leave)
           .needsInputs(true)
@@ -70,6 +92,7 @@ CallObserver::~CallObserver() {
 void CallObserver::end() {
   if (!is_observing_) return;
   is_observing_ = false;
+  guard_.reset();
   at::removeCallback(handle_);
   t_observer = nullptr;
 }
@@ -146,12 +169,13 @@ SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool
   const auto& storage = tensor.storage();
   const auto [entry, is_new] = index_.emplace(storage.unsafeGetStorageImpl(), storages_.size());
   if (is_new) {
+    const bool is_born = is_output || fresh_->contains(storage.data());
     storages_.push_back({storage.getWeakStorageImpl(),
                          storage.device(),
                          tensor.scalar_type(),
                          storage.nbytes(),
                          name,
-                         is_output,
+                         is_born,
                          false,
                          {}});
   }

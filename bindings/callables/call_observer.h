@@ -9,15 +9,21 @@
 // Only the outermost operators count where they are PyTorch's own: what others they call inside
 // finds its memory through their arguments, or is allocated by them, in part without an operator.
 //
+// Compiled code makes tensors without an operator. So memory that PyTorch's allocator has handed
+// out on this thread since the call began is born as well (c10::MemoryReportingInfoBase, the
+// profiler's interface, too).
+//
 // Nothing that is seen is kept alive: references are weak. Kernels that are launched without an
 // operator (Triton's, from Python) are not seen; what they use must be found otherwise.
 #pragma once
 
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -38,8 +44,11 @@ struct SeenStorage {
   std::vector<WeakTensor> tensors;  // that it was read or written through; not of what was born
 };
 
+class FreshMemory;
+
 // Observes from construction to end(), or destruction, on the constructing thread. One at a time in
-// a thread. Not thread-safe.
+// a thread, and not while a profiler is active, which uses the same thread-local place. Not
+// thread-safe.
 class CallObserver {
  public:
   // `note_uncapturable` is called with the name of each operator that waits for the GPU, or in
@@ -74,6 +83,8 @@ class CallObserver {
   std::unordered_map<const c10::StorageImpl*, size_t> index_;  // of storages_
   std::vector<int64_t> backward_nodes_;
   bool is_observing_ = true;
+  std::shared_ptr<FreshMemory> fresh_;
+  std::optional<c10::DebugInfoGuard> guard_;
   int depth_ = 0;               // of operators inside of each other
   bool is_inside_own_ = false;  // whether the outermost one is PyTorch's own
   std::string unknown_;

@@ -99,12 +99,6 @@ bool State::is_shared_by(const std::vector<at::Tensor>& tensors) const {
   });
 }
 
-bool State::covers_the_same(const State& other) const {
-  return index_.size() == other.index_.size() &&
-         std::ranges::all_of(index_,
-                             [&](const auto& entry) { return other.index_.contains(entry.first); });
-}
-
 void State::bump_versions(const std::vector<uint32_t>& positions) const {
   const auto bump = [](const Item& item) {
     for (const WeakTensor& weak : item.owners) {

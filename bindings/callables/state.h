@@ -37,8 +37,6 @@ class State {
   bool is_valid() const;
   // Whether the tensors share memory with each other or with the state.
   bool is_shared_by(const std::vector<at::Tensor>& tensors) const;
-  // Whether it covers the same storages as another state, in any order.
-  bool covers_the_same(const State& other) const;
   // Tells autograd that owners were written: those of storages that the observer saw written, and
   // of the flat tensors at `positions`.
   void bump_versions(const std::vector<uint32_t>& positions) const;

@@ -6,7 +6,7 @@ parameters of at most 32 bits. (Other fused kernels compute with the double: oth
 takes the float's place while the step is recorded, and becomes one more input of the graph; the program
 and its schedulers go on with floats.
 
-A capture also asks for ``capturable``, which fused kernels do not use. It is set for the recording alone.
+A capture also asks for ``capturable``, which fused kernels do not use: it is set for recordings alone.
 """
 
 from __future__ import annotations

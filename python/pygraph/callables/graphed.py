@@ -85,14 +85,21 @@ class Graphed:
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
             if variant.host is not None and variant.fits(arguments) and variant.host.holds():
-                self._strangers = 0
-                return variant.call(arguments)
+                return self._serve(variant, arguments, args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._function(*args, **kwargs)  # another thread observes a call
         try:
             return self._unknown_call(arguments, args, kwargs)
         finally:
             self._lock.release()
+
+    def _serve(
+        self, variant: Variant, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._strangers = 0
+        if variant.is_shared_by(arguments):
+            return self._function(*args, **kwargs)
+        return variant.call(arguments)
 
     def _fits_rules(self, arguments: Arguments) -> bool:
         """Whether such a call can have a graph, by its arguments. If not, it is refused."""
@@ -103,6 +110,8 @@ class Graphed:
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
+        if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
+            return self._function(*args, **kwargs)
         roots = {self.__name__: self._function, **arguments.objects}
         try:
             now = host_state(roots)
@@ -121,8 +130,7 @@ class Graphed:
                 return self._observe(variant, roots, arguments, args, kwargs)
             if variant.fits(arguments):
                 variant.accept(now)
-                self._strangers = 0
-                return variant.call(arguments)
+                return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
         return self._stranger(now, changed, roots, arguments, args, kwargs)
 
@@ -216,9 +224,9 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
 
     Results must not require gradients, unless their backward is run in the call: such results come
-    detached. Options are those of the backend without the prefix: ``select``, ``audit``, ``max_graphs``,
-    ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others. Without a GPU, and
-    in every case that is not understood, the function is called as it is.
+    detached. Options are those of the backend without the prefix: ``select``, ``audit``,
+    ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
+    Without a GPU, and in every case that is not understood, the function is called as it is.
 
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md tells how it works.

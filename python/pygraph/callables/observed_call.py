@@ -17,9 +17,7 @@ from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.signature import Arguments
 from pygraph.callables.user_code import is_library_file
 
-DIFFERENTIABLE = (
-    "a result requires a gradient; call it under torch.no_grad(), or return what is detached"
-)
+_RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 _LARGEST_NUMBER = 16  # bytes
 _LARGEST_HOST_TENSOR = 16  # elements of a tensor on the CPU whose values a graph may freeze
 
@@ -37,16 +35,23 @@ class Gradient:
     after: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Of a result. spec: its tree. detached: leaves whose backward is run in the call."""
+
+    spec: Any
+    leaf_count: int
+    detached: frozenset[int]
+
+
 @dataclasses.dataclass
 class Observation:
-    """result: the call's. detached: leaves of it whose backward was run in the call. leaf_count: of it.
-    host: the host's state afterwards. effects: paths on the host that the call changed. state: the
-    memory that it used and that was not passed. refusal: why the callable cannot have a graph; empty for
-    no reason."""
+    """result: the call's. form: of it. host: the host's state afterwards. effects: paths on the host
+    that the call changed. state: the memory that it used and that was not passed. refusal: why the
+    callable cannot have a graph; empty for no reason."""
 
     result: Any
-    detached: frozenset[int]
-    leaf_count: int
+    form: Form
     host: HostState
     effects: list[str]
     state: Any
@@ -87,7 +92,7 @@ def observed_call(
     result = pytree.tree_unflatten(results, spec)
     after = before.now()
     found = [
-        Gradient(tensor, old is not None and observer.has_used(old), _fate(old, tensor.grad))
+        Gradient(tensor, old is not None and observer.has_used(old), fate(old, tensor.grad))
         for tensor, old in zip(leaves, gradients, strict=True)
     ]
     old_gradients = [gradient for gradient in gradients if gradient is not None]
@@ -106,15 +111,16 @@ def observed_call(
         refusal = uncapturable[0]
     elif observer.used_other_devices(device):
         refusal = "it uses more than one device"
-    elif any(leaf.grad_fn is not None for leaf in tensors_in(result)):
-        refusal = DIFFERENTIABLE
+    elif unfit_result(results):
+        refusal = unfit_result(results)
     elif state.unowned:
         refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
     else:
         refusal = _host_tensors(observer, device) or _survivors(
             observer, [*tensors_in(result), *new_gradients], device
         )
-    return Observation(result, used, len(results), after, effects, state, found, refusal)
+    form = Form(spec, len(results), used)
+    return Observation(result, form, after, effects, state, found, refusal)
 
 
 def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
@@ -125,6 +131,19 @@ def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
     """
     has_history = isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
     return has_history and leaf.grad_fn._sequence_nr() in nodes
+
+
+def unfit_result(leaves: list[Any]) -> str:
+    """Why a replay could not make such a result; empty if it could."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.grad_fn is not None:
+                return (
+                    "a result requires a gradient; call it under torch.no_grad(), or return it detached"
+                )
+        elif not isinstance(leaf, _RESULTS):
+            return f"it returns a {type(leaf).__name__}, which may refer to tensors"
+    return ""
 
 
 @contextlib.contextmanager
@@ -149,7 +168,7 @@ def calling_line() -> str:
     return ""
 
 
-def _fate(old: torch.Tensor | None, new: torch.Tensor | None) -> str:
+def fate(old: torch.Tensor | None, new: torch.Tensor | None) -> str:
     if new is old:
         return "kept"
     return "none" if new is None else "made"

@@ -27,11 +27,16 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime
 from pygraph.callables.fused_optimizers import Rates, capturable
 from pygraph.callables.host_state import HostState
-from pygraph.callables.observed_call import DIFFERENTIABLE, Gradient, calling_line, in_this_thread
+from pygraph.callables.observed_call import (
+    Form,
+    Gradient,
+    calling_line,
+    fate,
+    in_this_thread,
+    unfit_result,
+)
 from pygraph.callables.signature import Arguments, put_together
 from pygraph.callables.user_code import is_library_file
-
-_RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 
 
 class NotGraphable(RuntimeError):
@@ -73,16 +78,15 @@ class StepFunction:
         function: Callable[..., Any],
         arguments: Arguments,
         around: Surroundings,
-        detached: frozenset[int],
+        form: Form,
     ) -> None:
-        """detached: leaves of the result that are to be detached, as the call runs their backward."""
+        """form: of the result."""
         self._function = function
         self._around = around
-        self._detached = detached
+        self._form = form
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
         self._call = threading.local()  # `inputs`, `arguments`, `result` of the call under way
-        self._form: Any = None  # the tree of the results, and how many they are
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -115,13 +119,13 @@ class StepFunction:
         """The result of the call under way, and whether the callable itself has made it."""
         if self._call.result is not None:
             return self._call.result[0], True
-        spec, count = self._form
+        count = self._form.leaf_count
         for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
             tensor.grad = gradient
         for gradient in self._around.gradients:
             if gradient.after == "none":
                 gradient.tensor.grad = None
-        return pytree.tree_unflatten(list(outputs[:count]), spec), False
+        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
@@ -135,12 +139,16 @@ class StepFunction:
     def _run(self, arguments: Arguments, given: list[Any], is_call: bool) -> tuple[Any, ...]:
         args, kwargs = put_together(arguments, given[: self._tensor_count])
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
-        leaves = [leaf.detach() if i in self._detached else leaf for i, leaf in enumerate(leaves)]
+        detached = self._form.detached
+        leaves = [leaf.detach() if i in detached else leaf for i, leaf in enumerate(leaves)]
         if is_call:
             self._call.result = (pytree.tree_unflatten(leaves, spec),)
         else:
-            check_results(leaves)
-            self._form = (spec, len(leaves))
+            failure = unfit_result(leaves)
+            if spec != self._form.spec:
+                failure = "it returns another structure than it did before"
+            if failure:
+                raise NotGraphable(failure)
         return (*leaves, *(tensor.grad for tensor in self._around.made))
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
@@ -159,7 +167,9 @@ class StepFunction:
             torch.clear_autocast_cache()
             undo.callback(torch.clear_autocast_cache)
             try:
-                return self._run(self._example, given, is_call=False)
+                outputs = self._run(self._example, given, is_call=False)
+                self._check_gradients(kept)
+                return outputs
             except (torch.OutOfMemoryError, NotGraphable):
                 raise
             except Exception as error:
@@ -167,6 +177,13 @@ class StepFunction:
                 if not line:
                     raise
                 raise RuntimeError(f"{runtime.first_line(error)}{line}") from error
+
+    def _check_gradients(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Raises NotGraphable if the callable leaves other gradients than it did when it was observed,
+        which a replay would not do."""
+        for gradient, (tensor, old) in zip(self._around.gradients, kept, strict=True):
+            if fate(old, tensor.grad) != gradient.after:
+                raise NotGraphable("it leaves gradients to other tensors than before")
 
     @contextlib.contextmanager
     def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[None]:
@@ -180,18 +197,9 @@ class StepFunction:
                 host.restore()
 
 
-def check_results(leaves: list[Any]) -> None:
-    """Raises NotGraphable for results that a replay cannot make."""
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            if leaf.grad_fn is not None:
-                raise NotGraphable(DIFFERENTIABLE)
-        elif not isinstance(leaf, _RESULTS):
-            raise NotGraphable(f"it returns a {type(leaf).__name__}, which may refer to tensors")
-
-
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return runtime.engine().flat_tensor(tensor)
+    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
+    return flat
 
 
 def _line_of(error: Exception) -> str:

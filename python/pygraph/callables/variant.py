@@ -80,8 +80,7 @@ class Variant:
         around = Surroundings(
             seen.host, seen.state, seen.gradients, groups, followed, Rates(followed, device)
         )
-        step = StepFunction(self._function, arguments, around, seen.detached)
-        made = range(seen.leaf_count, seen.leaf_count + len(around.made))
+        step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
             name=self.name,
             kind="inference",
@@ -90,7 +89,7 @@ class Variant:
             counts_numbers=True,
             static=frozenset(step.state_positions),
             mutated=frozenset(),
-            saved=tuple(made),
+            saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
             compared_calls=_COMPARED_CALLS,
         )
@@ -108,9 +107,14 @@ class Variant:
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
         pairs = zip(around.gradients, self._patterns, strict=True)
-        if any((gradient.tensor.grad is None) != is_none for gradient, is_none in pairs):
-            return False
-        return not around.state.is_shared_by([*arguments.tensors, *around.used_gradients])
+        return all((gradient.tensor.grad is None) == is_none for gradient, is_none in pairs)
+
+    def is_shared_by(self, arguments: Arguments) -> bool:
+        """Whether arguments share memory with each other or with what the variant uses: a recording's
+        stand-ins would not."""
+        assert self._around is not None
+        tensors = [*arguments.tensors, *self._around.used_gradients]
+        return bool(self._around.state.is_shared_by(tensors))
 
     def accept(self, now: HostState) -> None:
         """Another state of the host that the callable cannot tell from the variant's own."""
