@@ -66,6 +66,16 @@ bool used_other_devices(const CallObserver& observer, const py::object& device) 
   });
 }
 
+// One byte per tensor: 1 where it has a gradient.
+py::bytes gradient_pattern(const py::list& tensors) {
+  std::string pattern;
+  pattern.reserve(tensors.size());
+  for (const py::handle& tensor : tensors) {
+    pattern.push_back(THPVariable_Unpack(tensor.ptr()).grad().defined() ? 1 : 0);
+  }
+  return pattern;
+}
+
 void bind_observer(py::module_& m) {
   py::class_<CallObserver>(m, "CallObserver")
       .def(py::init<py::function>())
@@ -96,6 +106,7 @@ void bind_state(py::module_& m) {
              return state.is_shared_by(tensors_of(tensors));
            })
       .def("bump_versions", &State::bump_versions);
+  m.def("gradient_pattern", &gradient_pattern);
   m.def("flat_tensor", [](const py::object& object) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));

@@ -80,10 +80,13 @@ void State::add_owner(Item& item, const WeakTensor& owner) {
 bool State::is_valid() const {
   for (size_t i = 0; i < items_.size(); ++i) {
     bool is_owned = false;
+    const c10::StorageImpl* memory = memory_of(tensors_[i]);
     for (const WeakTensor& weak : items_[i].owners) {
-      const at::Tensor owner(weak.lock());
-      if (!owner.defined()) continue;
-      if (!owner.has_storage() || memory_of(owner) != memory_of(tensors_[i])) return false;
+      if (weak.expired()) continue;
+      const c10::TensorImpl* owner = weak._unsafe_get_target();
+      if (!owner->has_storage() || owner->unsafe_storage().unsafeGetStorageImpl() != memory) {
+        return false;
+      }
       is_owned = true;
     }
     if (!is_owned) return false;
@@ -102,8 +105,9 @@ bool State::is_shared_by(const std::vector<at::Tensor>& tensors) const {
 void State::bump_versions(const std::vector<uint32_t>& positions) const {
   const auto bump = [](const Item& item) {
     for (const WeakTensor& weak : item.owners) {
-      const at::Tensor owner(weak.lock());
-      if (owner.defined() && !owner.is_inference()) owner.unsafeGetTensorImpl()->bump_version();
+      if (weak.expired()) continue;
+      c10::TensorImpl* owner = weak._unsafe_get_target();
+      if (!owner->is_inference()) owner->bump_version();
     }
   };
   for (const Item& item : items_) {

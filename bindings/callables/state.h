@@ -19,7 +19,7 @@
 
 namespace pygraph::bindings {
 
-// Not thread-safe beyond Python's lock.
+// Not thread-safe beyond Python's lock, with which owners are freed, too.
 class State {
  public:
   // What `observer` has seen on `device` and was not born in the call, and the memory of

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         flat_tensor = staticmethod(_engine.flat_tensor)
         free_blas_workspaces = staticmethod(_engine.free_blas_workspaces)
         free_pool = staticmethod(_engine.free_pool)
+        gradient_pattern = staticmethod(_engine.gradient_pattern)
         given_away = staticmethod(_engine.given_away)
         graphed_callable = staticmethod(_engine.graphed_callable)
         has_transform_wrapper = staticmethod(_engine.has_transform_wrapper)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph import operators, runtime
+from pygraph import runtime
 from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.signature import Arguments
 from pygraph.callables.user_code import is_library_file
@@ -71,6 +71,8 @@ def observed_call(
     uncapturable: list[str] = []
 
     def note(name: str) -> None:
+        from pygraph import operators  # which needs the engine when it is imported
+
         what = "ranks communicate in it" if operators.is_collective(name) else "it waits for the GPU"
         uncapturable.append(f"{what}: {name}{calling_line()}")
 

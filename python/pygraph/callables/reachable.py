@@ -42,6 +42,8 @@ _ATOMS = (
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
 _LEFT_ALONE = ("logging", "threading", "_thread", "weakref", "multiprocessing", "concurrent", "pygraph")
+# Of modules: the names of buffers that are not saved, which no forward reads.
+_UNREAD = ("_non_persistent_buffers_set",)
 
 
 class TooMuch(RuntimeError):

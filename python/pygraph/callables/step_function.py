@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.fused_optimizers import Rates, capturable
+from pygraph.callables.fused_optimizers import Rates, capturable, followed_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import (
     Form,
@@ -43,31 +43,37 @@ class NotGraphable(RuntimeError):
     """What a callable does or returns keeps it from having a graph; the text says why."""
 
 
-@dataclasses.dataclass
 class Surroundings:
     """What a callable reads besides its arguments, as observed.
 
     host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
     groups: of fused optimizers. followed: those of them whose learning rates are inputs.
+    made, cleared: tensors whose gradients the callable makes, or sets to None.
     """
 
-    host: HostState
-    state: Any
-    gradients: list[Gradient]
-    groups: list[dict[str, Any]]
-    followed: list[dict[str, Any]]
-    rates: Rates
+    def __init__(
+        self,
+        host: HostState,
+        state: Any,
+        gradients: list[Gradient],
+        groups: list[dict[str, Any]],
+        device: torch.device,
+    ) -> None:
+        self.host = host
+        self.state = state
+        self.gradients = gradients
+        self.groups = groups
+        self.followed = followed_groups(groups)
+        self.rates = Rates(self.followed, device)
+        self.tensors = [gradient.tensor for gradient in gradients]
+        self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
+        self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
+        self._used = [gradient.tensor for gradient in gradients if gradient.is_used]
 
-    @property
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
-        found = [gradient.tensor.grad for gradient in self.gradients if gradient.is_used]
+        found = [tensor.grad for tensor in self._used]
         return [gradient for gradient in found if gradient is not None]
-
-    @property
-    def made(self) -> list[torch.Tensor]:
-        """Tensors whose gradients the callable makes."""
-        return [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
 
 
 class StepFunction:
@@ -101,7 +107,7 @@ class StepFunction:
     def inputs(self, arguments: Arguments) -> list[Any]:
         """The inputs of a call."""
         around = self._around
-        gradients = around.used_gradients
+        gradients = around.used_gradients()
         return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
 
     @contextlib.contextmanager
@@ -122,9 +128,8 @@ class StepFunction:
         count = self._form.leaf_count
         for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
             tensor.grad = gradient
-        for gradient in self._around.gradients:
-            if gradient.after == "none":
-                gradient.tensor.grad = None
+        for tensor in self._around.cleared:
+            tensor.grad = None
         return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -149,12 +154,12 @@ class StepFunction:
                 failure = "it returns another structure than it did before"
             if failure:
                 raise NotGraphable(failure)
-        return (*leaves, *(tensor.grad for tensor in self._around.made))
+        return (*leaves, *[tensor.grad for tensor in self._around.made])
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
         """Runs the callable on other tensors, and undoes on the host what it did."""
         around = self._around
-        own = [*self._state_tensors, *map(_flat, around.used_gradients)]
+        own = [*self._state_tensors, *map(_flat, around.used_gradients())]
         first, end = self._tensor_count, self._tensor_count + len(own)
         kept = [(gradient.tensor, gradient.tensor.grad) for gradient in around.gradients]
         with contextlib.ExitStack() as undo:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from pygraph.callables.fused_optimizers import Rates, followed_groups, fused_groups
+from pygraph import runtime
+from pygraph.callables.fused_optimizers import followed_groups, fused_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
 from pygraph.callables.signature import Arguments
@@ -42,7 +43,7 @@ class Variant:
         self._written: frozenset[int] = frozenset()  # as the partition knows them
         self._written_state: list[int] = []
         self._written_arguments: list[int] = []
-        self._patterns: list[bool] = []  # by tensor: whether it has no gradient before a call
+        self._pattern = b""  # which tensors have gradients before a call
 
     def observe(
         self, roots: dict[str, Any], arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -55,7 +56,7 @@ class Variant:
             return self._function(*args, **kwargs)
         groups = fused_groups(before.found.optimizers.values())
         rates = [group["lr"] for group in groups]
-        patterns = [tensor.grad is None for tensor in watched_tensors(before)]
+        pattern = runtime.engine().gradient_pattern(watched_tensors(before))
         seen = observed_call(lambda: self._function(*args, **kwargs), arguments, before, device)
         self.observed += 1
         self.host = seen.host
@@ -65,21 +66,18 @@ class Variant:
             if self.observed >= _MOST_OBSERVED:
                 self.refusal = describe_effects(seen.effects)
         elif self.observed > 1 or not seen.refusal:
-            self._conclude(seen, arguments, patterns, device)
+            self._conclude(seen, arguments, pattern, device)
         return seen.result
 
     def _conclude(
-        self, seen: Observation, arguments: Arguments, patterns: list[bool], device: torch.device
+        self, seen: Observation, arguments: Arguments, pattern: bytes, device: torch.device
     ) -> None:
         """The last call changed nothing on the host: it can be recorded, or it never can."""
         self.refusal = seen.refusal
         if seen.refusal:
             return
         groups = fused_groups(seen.host.found.optimizers.values())
-        followed = followed_groups(groups)
-        around = Surroundings(
-            seen.host, seen.state, seen.gradients, groups, followed, Rates(followed, device)
-        )
+        around = Surroundings(seen.host, seen.state, seen.gradients, groups, device)
         step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
             name=self.name,
@@ -93,7 +91,7 @@ class Variant:
             on_host=frozenset(),
             compared_calls=_COMPARED_CALLS,
         )
-        self._around, self._step, self._patterns = around, step, patterns
+        self._around, self._step, self._pattern = around, step, pattern
         self.partition = Partition(step, info, self._options)
 
     def is_alive(self) -> bool:
@@ -106,14 +104,13 @@ class Variant:
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
-        pairs = zip(around.gradients, self._patterns, strict=True)
-        return all((gradient.tensor.grad is None) == is_none for gradient, is_none in pairs)
+        return bool(runtime.engine().gradient_pattern(around.tensors) == self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments share memory with each other or with what the variant uses: a recording's
         stand-ins would not."""
         assert self._around is not None
-        tensors = [*arguments.tensors, *self._around.used_gradients]
+        tensors = [*arguments.tensors, *self._around.used_gradients()]
         return bool(self._around.state.is_shared_by(tensors))
 
     def accept(self, now: HostState) -> None:
