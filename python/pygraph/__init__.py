@@ -4,7 +4,8 @@
 functions here inspect and reset: :func:`explain` reports how much of a program runs in graphs and why
 the rest does not, :func:`stats` returns the state of each graph, :func:`status` lists which functions
 of PyTorch are replaced, :func:`reset` drops all graphs and releases their memory, and in the context
-:func:`uncaptured` no graph is used.
+:func:`uncaptured` no graph is used. :func:`graph` makes one graph of any callable, such as a whole
+training step, and :func:`check` compares a step with and without its graph.
 
 The names are loaded at their first use: ``python -m pygraph script.py`` must not import PyTorch before
 the script does, which may set environment variables first.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pygraph._version import __version__
 
 if TYPE_CHECKING:
+    from pygraph.callables.check import Check, check
     from pygraph.callables.graphed import graph
     from pygraph.report import Report, explain
     from pygraph.report.stats import GraphStats, stats
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from pygraph.torch_patches import PatchStatus, Status, status
 
 __all__ = [
+    "Check",
     "GraphStats",
     "PatchStatus",
     "Report",
     "Status",
     "__version__",
+    "check",
     "explain",
     "graph",
     "reset",
@@ -39,10 +43,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Check": "callables.check",
     "GraphStats": "report.stats",
     "PatchStatus": "torch_patches",
     "Report": "report",
     "Status": "torch_patches",
+    "check": "callables.check",
     "explain": "report",
     "graph": "callables.graphed",
     "reset": "runtime",

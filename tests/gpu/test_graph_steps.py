@@ -119,8 +119,13 @@ def test_a_step_with_clipping_and_autocast_gives_the_same_bits() -> None:
     assert_same_training(lambda: Training(mlp, adamw, clips=True, autocast=True))
 
 
-def test_a_learning_rate_that_moves_is_followed() -> None:
-    uncaptured, graphed = Training(mlp, adamw), Training(mlp, adamw)
+def fused_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, weight_decay=1e-2, fused=True)
+
+
+@pytest.mark.parametrize("optimizer", [adamw, fused_sgd])
+def test_a_learning_rate_that_moves_is_followed(optimizer: Any) -> None:
+    uncaptured, graphed = Training(mlp, optimizer), Training(mlp, optimizer)
     schedules = [
         torch.optim.lr_scheduler.ExponentialLR(of.optimizer, 0.9) for of in (uncaptured, graphed)
     ]

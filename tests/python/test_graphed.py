@@ -100,8 +100,13 @@ def test_a_step_trains_alike(partitions: Any, optimizer: Any, zero_first: bool) 
     assert replays(partitions) >= 5
 
 
-def test_a_moving_rate_of_a_fused_optimizer_is_followed(partitions: Any) -> None:
-    uncaptured, at = Training(adamw), Training(adamw)
+def fused_sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
+
+
+@pytest.mark.parametrize("optimizer", [adamw, fused_sgd])
+def test_a_moving_rate_of_a_fused_optimizer_is_followed(partitions: Any, optimizer: Any) -> None:
+    uncaptured, at = Training(optimizer), Training(optimizer)
     step = pygraph.graph(at.step)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(of.optimizer, 0.9) for of in (uncaptured, at)]
     for x, y in batches(10):
@@ -112,7 +117,7 @@ def test_a_moving_rate_of_a_fused_optimizer_is_followed(partitions: Any) -> None
     assert_same(at.state(), uncaptured.state())
     assert len(partitions.all) == 1 and replays(partitions) >= 5
     assert type(at.optimizer.param_groups[0]["lr"]) is float
-    assert at.optimizer.param_groups[0]["capturable"] is False
+    assert not at.optimizer.param_groups[0].get("capturable", False)
 
 
 def test_a_rate_that_another_optimizer_freezes_is_part_of_the_signature(partitions: Any) -> None:
@@ -202,6 +207,26 @@ def test_a_counter_in_the_step_is_named(partitions: Any) -> None:
         assert torch.equal(function(torch.full((2,), float(i))), torch.full((2,), i + 1.0))
     assert metrics.seen == 8
     assert "metrics.seen" in reason() and partitions.all == []
+
+
+def test_what_is_printed_and_logged_is_named(
+    partitions: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @pygraph.graph
+    def prints(x: torch.Tensor) -> torch.Tensor:
+        print("a step")
+        return x + 1
+
+    @pygraph.graph
+    def logs(x: torch.Tensor) -> torch.Tensor:
+        logging.getLogger("program").error("a step")
+        return x + 1
+
+    for _ in range(6):
+        prints(torch.ones(1)), logs(torch.ones(1))
+    reasons = {row.name: row.reason for row in pygraph.stats()}
+    assert "what is printed" in reasons["prints"] and "what is logged" in reasons["logs"]
+    assert capsys.readouterr().out == 6 * "a step\n" and partitions.all == []
 
 
 def test_state_that_the_first_call_makes_is_no_effect(partitions: Any) -> None:

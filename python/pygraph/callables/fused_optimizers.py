@@ -1,12 +1,13 @@
 """Fused optimizers whose learning rate may move between the calls of a step.
 
-A captured launch holds the numbers that Python gave it. For fused Adam and AdamW the rate can be a
-tensor on the GPU instead: their kernels cast either form to float32, so both give the same bits for
-parameters of at most 32 bits. (Other fused kernels compute with the double: other bits.) So the tensor
-takes the float's place while the step is recorded, and becomes one more input of the graph; the program
-and its schedulers go on with floats.
+A captured launch holds the numbers that Python gave it. For fused Adam, AdamW and SGD the rate can be a
+tensor on the GPU instead. Either form gives the same bits for parameters of at most 32 bits, as the
+kernels compute in float32 then (tests/gpu/test_graph_steps.py). So the tensor takes the float's place
+while the step is recorded, and becomes one more input of the graph; the program and its schedulers go
+on with floats.
 
-A capture also asks for ``capturable``, which fused kernels do not use: it is set for recordings alone.
+A capture of Adam also asks for ``capturable``, which fused kernels do not use: it is set for recordings
+alone.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 import torch
 
-_FUSED = (torch.optim.Adam, torch.optim.AdamW)
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _RATE = torch.float32  # as the kernels take it
 _Group = dict[str, Any]
 
 
 def fused_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[_Group]:
-    """The groups of parameters of fused Adam and AdamW."""
+    """The groups of parameters of fused Adam, AdamW and SGD."""
     return [
         group
         for optimizer in optimizers
@@ -68,16 +69,19 @@ class Rates:
 
     def are_floats(self) -> bool:
         """Whether the program still has floats there."""
-        return all(type(group["lr"]) is float for group in self._groups)
+        return all(isinstance(group["lr"], float) for group in self._groups)
 
 
 @contextlib.contextmanager
 def capturable(groups: list[_Group], rates: list[_Group], given: list[torch.Tensor]) -> Iterator[None]:
     """Makes the fused groups capturable, and gives those of ``rates`` tensors as learning rates."""
-    kept = [(group, key, group[key]) for group in groups for key in ("lr", "capturable")]
+    kept = [
+        (group, key, group[key]) for group in groups for key in ("lr", "capturable") if key in group
+    ]
     try:
         for group in groups:
-            group["capturable"] = True
+            if "capturable" in group:
+                group["capturable"] = True
         for group, rate in zip(rates, given, strict=True):
             group["lr"] = rate
         yield

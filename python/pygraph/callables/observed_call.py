@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
+from pygraph.callables.host_output import watched_output
 from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.signature import Arguments
 from pygraph.callables.user_code import is_library_file
@@ -80,7 +81,7 @@ def observed_call(
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
     torch.clear_autocast_cache()  # what is in it was made in no call
-    with in_this_thread():
+    with in_this_thread(), watched_output() as output:
         observer = runtime.engine().CallObserver(note)
         try:
             result = call()
@@ -103,7 +104,7 @@ def observed_call(
     state = runtime.engine().State(
         observer, reachable, [*arguments.tensors, *old_gradients, *new_gradients], device
     )
-    effects = before.changes(after)
+    effects = [*before.changes(after), *sorted(output)]
     refusal = ""
     if random_state() != drawn:
         refusal = "it draws random numbers on the CPU"

@@ -82,13 +82,13 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
 class _Walk:
     def __init__(self, unwatched: frozenset[tuple[int, str]]) -> None:
         self.found = Reachable()
-        self.pending: list[tuple[Any, str]] = []
+        self.pending: collections.deque[tuple[Any, str]] = collections.deque()
         self._unwatched = unwatched
         self._seen: dict[int, Any] = {}  # holds the objects, so that numbers stay theirs
 
     def run(self) -> None:
         while self.pending:
-            value, path = self.pending.pop()
+            value, path = self.pending.popleft()  # so that paths are short
             self._visit(value, path)
             if len(self.found.slots) > _MOST_OBJECTS:
                 raise TooMuch(f"it reaches more than {_MOST_OBJECTS} objects")
@@ -229,7 +229,7 @@ class _Walk:
             self._probe(path, probe)
 
     def _visit_children(self, children: Any, path: str) -> None:
-        """A module's, with the paths that a program would write. The walk takes the last in first."""
+        """A module's, with the paths that a program would write."""
         if isinstance(children, dict) and id(children) not in self._seen:
             self._seen[id(children)] = children
             self._visit_dict(children, path, lambda key: f"{path}.{key}")

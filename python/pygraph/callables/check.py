@@ -1,0 +1,160 @@
+"""``pygraph.check``: a step by its graph and uncaptured, from one state of the program, compared.
+
+The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
+differences show what is left to chance, and one with a graph that is made for it. What is put back:
+tensors that can be reached from the step, their gradients, attributes, dictionaries, lists, closures,
+and random numbers. What a step prints or writes to files happens three times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import options, runtime
+from pygraph.callables.graphed import Graphed
+from pygraph.callables.host_state import HostState
+from pygraph.callables.observed_call import tensors_in
+
+_LEAST_STEPS = 12  # after which a graph has been replayed several times
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The largest absolute differences of one result or tensor: between the graph's series and an
+    uncaptured one, and between the two uncaptured ones."""
+
+    path: str
+    graphed: float
+    uncaptured: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """steps: in each series. replays: of graphs in the third. reasons: why calls had no graph.
+    differences: of what differs in any pair of series, the largest first."""
+
+    steps: int
+    replays: int
+    reasons: list[str]
+    differences: list[Difference]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the graph's series has the bits of an uncaptured one."""
+        return all(difference.graphed == 0 for difference in self.differences)
+
+    def __str__(self) -> str:
+        lines = [f"{self.steps} steps, {self.replays} replays"]
+        lines += [f"no graph: {reason}" for reason in self.reasons]
+        lines += [
+            f"{d.path}: differs by {d.graphed:.3g}, another uncaptured series by {d.uncaptured:.3g}"
+            for d in self.differences
+        ]
+        return "\n".join(lines if self.differences else [*lines, "equal bits"])
+
+
+def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
+    """Compares series of steps with and without a graph; see the module.
+
+    step: a callable, or the result of :func:`pygraph.graph`. batches: the arguments of each call, a
+    tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
+    thread-safe: nothing else may use the step's tensors meanwhile.
+    """
+    function = step.__wrapped__ if isinstance(step, Graphed) else step
+    calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+    if not calls:
+        raise ValueError("pygraph.check needs at least one batch")
+    calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
+    graphed = Graphed(function, options.own({"lanes": 1, "select": "always"}))
+    program = _Program(function)
+    known = set(runtime.partitions)
+    expected, again = program.series(function, calls), program.series(function, calls)
+    found = program.series(graphed, calls)
+    rows = [row for row in runtime.all_partitions() if row is graphed or row not in known]
+    entries = [entry for row in rows for entry in row.entries.values()]
+    replays = sum(entry.graph.replays for entry in entries if entry.graph is not None)
+    reasons = sorted({entry.reason for entry in entries if entry.reason})
+    graphed.reset()
+    return Check(len(calls), replays, reasons, _differences(expected, again, found))
+
+
+_Values = dict[str, torch.Tensor]
+
+
+class _Program:
+    """What a step can reach, as it was when this was made."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._host = HostState({getattr(function, "__name__", "step"): function})
+        self._tensors = list(self._host.found.tensors.values())
+        self._values = [tensor.detach().clone() for tensor in self._tensors]
+        self._gradients = [_gradient_of(tensor) for tensor in self._tensors]
+        self._gradient_values = [None if g is None else g.clone() for g in self._gradients]
+        self._random = _random_states()
+
+    def series(self, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
+        """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
+        everything is as it was."""
+        try:
+            values: _Values = {}
+            for i, args in enumerate(calls):
+                for j, result in enumerate(tensors_in(step(*args))):
+                    values[f"result {j} of step {i}"] = result.detach().clone()
+            for path, tensor in self._host.now().found.tensors.items():
+                values[path] = tensor.detach().clone()
+                gradient = _gradient_of(tensor)
+                if gradient is not None:
+                    values[f"{path}.grad"] = gradient.detach().clone()
+            return values
+        finally:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        self._host.restore()
+        kept = (self._tensors, self._values, self._gradients, self._gradient_values)
+        for tensor, value, gradient, gradient_value in zip(*kept, strict=True):
+            tensor.detach().copy_(value)
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = gradient
+            if gradient is not None and gradient_value is not None:
+                gradient.detach().copy_(gradient_value)
+        for generator, state in self._random:
+            generator.set_state(state)
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+
+
+def _random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """PyTorch's default generators and their states."""
+    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    generators = [torch.default_generator, *on_gpus]
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:
+    differences = []
+    for path in expected.keys() | again.keys() | found.keys():
+        of = [values.get(path) for values in (expected, again, found)]
+        difference = Difference(path, _distance(of[0], of[2]), _distance(of[0], of[1]))
+        if difference.graphed != 0 or difference.uncaptured != 0:
+            differences.append(difference)
+    return sorted(differences, key=lambda d: (-d.graphed, d.path))
+
+
+def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
+    """The largest absolute difference; infinite where one is missing, or is no number where the other
+    one is."""
+    if a is None or b is None or a.shape != b.shape:
+        return float("inf")
+    if torch.equal(a, b) or a.numel() == 0:
+        return 0.0
+    difference = (a.double() - b.double()).abs()
+    is_same = (a == b) | (a.isnan() & b.isnan())
+    return float(difference.nan_to_num(float("inf")).masked_fill(is_same, 0.0).max())

@@ -1,0 +1,56 @@
+"""Whether a call prints or logs, which leaves no trace in the host's state, and replays do not do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class _Counting:
+    """A stream that notes writes of one thread, and passes all on."""
+
+    def __init__(self, stream: Any, seen: set[str], what: str) -> None:
+        self._stream = stream
+        self._seen = seen
+        self._what = what
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> Any:
+        if threading.get_ident() == self._thread:
+            self._seen.add(self._what)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def watched_output() -> Iterator[set[str]]:
+    """Yields what this thread does meanwhile: "what is printed", "what is logged". (Not of streams that
+    were looked up before, nor of files.)"""
+    seen: set[str] = set()
+    thread = threading.get_ident()
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    make_record = logging.getLogRecordFactory()
+
+    def noting(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        if threading.get_ident() == thread:
+            seen.add("what is logged")
+        return make_record(*args, **kwargs)
+
+    own = {n: _Counting(s, seen, "what is printed") for n, s in streams.items() if s is not None}
+    for name, stream in own.items():
+        setattr(sys, name, stream)
+    logging.setLogRecordFactory(noting)
+    try:
+        yield seen
+    finally:
+        for name, stream in own.items():
+            if getattr(sys, name) is stream:  # nobody has redirected it meanwhile
+                setattr(sys, name, streams[name])
+        if logging.getLogRecordFactory() is noting:
+            logging.setLogRecordFactory(make_record)
