@@ -121,17 +121,17 @@ void bind_state(py::module_& m) {
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
-      .def(
-          "add_dict",
-          [](HostWatch& watch, const py::dict& dict, const py::object& keys) {
-            watch.add_dict(dict.ptr(), keys.is_none() ? nullptr : py::tuple(keys).ptr());
-          },
-          py::arg("dict"), py::arg("keys") = py::none())
-      .def("add_list", [](HostWatch& watch, const py::list& list) { watch.add_list(list.ptr()); })
+      .def("add_dict",
+           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
+              const py::tuple& values, const py::tuple& absent, bool is_whole) {
+             watch.add_dict(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr(), is_whole);
+           })
+      .def("add_list", [](HostWatch& watch, const py::list& list,
+                          const py::tuple& items) { watch.add_list(list.ptr(), items.ptr()); })
       .def("add_cell",
-           [](HostWatch& watch, const py::object& cell) {
+           [](HostWatch& watch, const py::object& cell, const py::tuple& content) {
              if (!PyCell_Check(cell.ptr())) throw py::type_error("not a cell");
-             watch.add_cell(cell.ptr());
+             watch.add_cell(cell.ptr(), content.ptr());
            })
       .def("add_tensor",
            [](HostWatch& watch, const py::object& tensor) { watch.add_tensor(tensor.ptr()); })

@@ -31,57 +31,45 @@ PyObject* entry(PyObject* dict, PyObject* key) {
 
 }  // namespace
 
-HostWatch::~HostWatch() {
-  for (const Dict& watched : dicts_) {
-    for (const auto& [key, value] : watched.items) {
-      Py_DECREF(key);
-      Py_XDECREF(value);
-    }
-    Py_DECREF(watched.dict);
+void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
+                         bool is_whole) {
+  Dict watched{dict, is_whole, {}};
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
+    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
   }
-  for (const List& watched : lists_) {
-    for (PyObject* item : watched.items) Py_DECREF(item);
-    Py_DECREF(watched.list);
-  }
-  for (const Cell& watched : cells_) {
-    Py_XDECREF(watched.value);
-    Py_DECREF(watched.cell);
-  }
-  for (const Tensor& watched : tensors_) Py_DECREF(watched.tensor);
-}
-
-void HostWatch::add_dict(PyObject* dict, PyObject* keys) {
-  Dict watched{Py_NewRef(dict), keys == nullptr, {}};
-  if (keys == nullptr) {
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(dict, &position, &key, &value) != 0) {
-      watched.items.emplace_back(Py_NewRef(key), Py_NewRef(value));
-    }
-  } else {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
-      PyObject* key = PyTuple_GET_ITEM(keys, i);
-      watched.items.emplace_back(Py_NewRef(key), Py_XNewRef(entry(dict, key)));
-    }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); ++i) {
+    watched.items.emplace_back(PyTuple_GET_ITEM(absent, i), nullptr);
   }
   dicts_.push_back(std::move(watched));
 }
 
-void HostWatch::add_list(PyObject* list) {
-  List watched{Py_NewRef(list), {}};
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    watched.items.push_back(Py_NewRef(PyList_GET_ITEM(list, i)));
+void HostWatch::add_list(PyObject* list, PyObject* items) {
+  List watched{list, {}};
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); ++i) {
+    watched.items.push_back(PyTuple_GET_ITEM(items, i));
   }
   lists_.push_back(std::move(watched));
 }
 
-void HostWatch::add_cell(PyObject* cell) {
-  cells_.push_back({Py_NewRef(cell), Py_XNewRef(PyCell_GET(cell))});
+void HostWatch::add_cell(PyObject* cell, PyObject* content) {
+  cells_.push_back({cell, PyTuple_GET_SIZE(content) > 0 ? PyTuple_GET_ITEM(content, 0) : nullptr});
 }
 
-void HostWatch::add_tensor(PyObject* object) {
-  tensors_.push_back({Py_NewRef(object), THPVariable_Unpack(object).requires_grad()});
+HostWatch::Tensor HostWatch::describe(PyObject* tensor) {
+  const auto size = [](PyObject* hooks) {
+    return hooks != nullptr && PyDict_Check(hooks) ? PyDict_GET_SIZE(hooks) : 0;
+  };
+  const auto* variable = reinterpret_cast<THPVariable*>(tensor);
+  return {tensor,
+          THPVariable_Unpack(tensor).requires_grad(),
+          variable->backward_hooks,
+          size(variable->backward_hooks),
+          variable->post_accumulate_grad_hooks,
+          size(variable->post_accumulate_grad_hooks)};
+}
+
+void HostWatch::add_tensor(PyObject* tensor) {
+  tensors_.push_back(describe(tensor));
 }
 
 bool HostWatch::holds(const Dict& watched) {
@@ -111,7 +99,7 @@ bool HostWatch::holds(const List& watched) {
 }
 
 bool HostWatch::holds(const Tensor& watched) {
-  return THPVariable_Unpack(watched.tensor).requires_grad() == watched.requires_grad;
+  return describe(watched.tensor) == watched;
 }
 
 bool HostWatch::holds() const {

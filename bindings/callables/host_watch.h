@@ -14,20 +14,17 @@
 
 namespace pygraph::bindings {
 
-// Holds references to all containers and values. To be used with Python's lock.
+// Its references are borrowed: who makes it holds all that it is given, where Python's garbage
+// collector sees it. To be used with Python's lock.
 class HostWatch {
  public:
-  HostWatch() = default;
-  ~HostWatch();
-  HostWatch(const HostWatch&) = delete;
-  HostWatch& operator=(const HostWatch&) = delete;
-
-  // The values as they are now. Of a dictionary all entries, or those of `keys` (a tuple), or where
-  // it is null all.
-  void add_dict(PyObject* dict, PyObject* keys);
-  void add_list(PyObject* list);
-  void add_cell(PyObject* cell);
-  // Whether it requires a gradient.
+  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples); if it is
+  // watched as a whole, nothing else.
+  void add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent, bool is_whole);
+  void add_list(PyObject* list, PyObject* items);
+  // `content`: a tuple of what is in the cell, or of nothing.
+  void add_cell(PyObject* cell, PyObject* content);
+  // Whether it requires a gradient, and its hooks.
   void add_tensor(PyObject* tensor);
 
   // Whether everything is as it was when it was added.
@@ -52,7 +49,13 @@ class HostWatch {
   struct Tensor {
     PyObject* tensor;
     bool requires_grad;
+    PyObject* hooks;  // a dictionary, or null
+    Py_ssize_t hook_count;
+    PyObject* post_hooks;
+    Py_ssize_t post_hook_count;
+    bool operator==(const Tensor&) const = default;
   };
+  static Tensor describe(PyObject* tensor);
   static bool holds(const Dict& watched);
   static bool holds(const List& watched);
   static bool holds(const Tensor& watched);

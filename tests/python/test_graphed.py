@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -493,6 +495,57 @@ def test_without_a_gpu_the_function_is_called_as_it_is(monkeypatch: pytest.Monke
     function = pygraph.graph(lambda x: x + 1)
     assert function(torch.ones(1)).item() == 2.0
     assert [entry.reason for entry in function.entries.values()] == ["there is no CUDA GPU"]
+
+
+def test_a_function_that_counts_its_calls_is_named(partitions: Any) -> None:
+    @pygraph.graph
+    def function(x: torch.Tensor) -> torch.Tensor:
+        function.calls += 1
+        return x + 1
+
+    function.calls = 0
+    for _ in range(6):
+        function(torch.ones(1))
+    assert function.calls == 6 and partitions.all == []
+    assert "function#attributes" in reason()
+
+
+class _Odd:
+    """Its attributes cannot be looked at."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("odd")
+
+
+def test_what_cannot_be_looked_at_is_left_alone(partitions: Any) -> None:
+    odd = _Odd()
+    function = pygraph.graph(lambda x: x + (odd is not None))
+    for _ in range(4):
+        assert function(torch.ones(1)).item() == 2.0
+    assert "odd" in reason() and partitions.all == []
+
+
+def test_arguments_of_all_kinds_do_not_fill_the_memory(partitions: Any) -> None:
+    function = pygraph.graph(lambda x, number: x * number)
+    for number in range(500):
+        assert function(torch.ones(1), float(number)).item() == number
+    assert len(function._variants) <= 64 and len(function._refused) <= 256
+
+
+def test_a_graphed_callable_is_copied_and_collected(partitions: Any) -> None:
+    def use() -> Any:
+        model = torch.nn.Linear(2, 2)
+        function = pygraph.graph(torch.no_grad()(lambda x: model(x)))
+        for _ in range(5):
+            function(torch.ones(1, 2))
+        assert torch.equal(copy.deepcopy(function)(torch.ones(1, 2)), function(torch.ones(1, 2)))
+        return weakref.ref(model)
+
+    weak = use()
+    partitions.all.clear()
+    gc.collect()
+    assert weak() is None
 
 
 def test_unknown_options_and_objects_are_refused() -> None:

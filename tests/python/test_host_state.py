@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,12 @@ import pytest
 import torch
 
 from pygraph.callables.host_state import HostState, random_state
-from pygraph.callables.reachable import TooMuch, reachable_from
-from pygraph.callables.user_code import globals_read_by
+from pygraph.callables.reachable import Unseen, reachable_from
+from pygraph.callables.user_code import globals_used_by
 
 flag = False
 step = 0
+last: int
 
 
 class Slotted:
@@ -96,7 +99,7 @@ def test_names_inside_of_inner_functions_are_read() -> None:
 
         return inner
 
-    assert ("flag", ()) in globals_read_by(outer.__code__)
+    assert ("flag",) in globals_used_by(outer.__code__)
 
 
 def test_what_must_be_asked() -> None:
@@ -134,6 +137,62 @@ def test_lists_and_closures() -> None:
         losses.append(0.5)
 
     assert changes(function, function) == ["total", "losses[0]", "losses#len"]
+
+
+def test_globals_that_are_only_written() -> None:
+    def function() -> None:
+        global last
+        last = 1
+
+    assert changes(function, function) == ["last"]
+    del globals()["last"]
+
+
+def test_the_order_of_a_dictionary() -> None:
+    scales = {"a": 1, "b": 2}
+
+    def reverse() -> None:
+        scales["a"] = scales.pop("a")
+
+    assert changes(lambda: scales, reverse) == ["scales#keys"]
+
+
+def test_hooks_of_tensors() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    found = changes(lambda: parameter, lambda: parameter.register_hook(lambda grad: None))
+    assert any(path.startswith("parameter.hooks") for path in found)
+
+
+def test_attributes_of_functions_and_tensors() -> None:
+    tensor = torch.ones(1)
+    tensor.note = 1  # type: ignore[attr-defined]
+
+    def inner() -> None:
+        pass
+
+    def function() -> object:
+        return inner, tensor
+
+    assert changes(function, lambda: setattr(inner, "calls", 1)) == ["inner.calls", "inner#keys"]
+    assert changes(function, lambda: setattr(tensor, "note", 2)) == ["tensor.note"]
+
+
+def test_an_iterator_whose_place_cannot_be_seen_is_refused() -> None:
+    pairs = zip([1], [2], strict=True)
+    with pytest.raises(Unseen, match="pairs is an iterator"):
+        HostState({"f": lambda: pairs})
+
+
+def test_what_is_watched_is_collected_as_garbage() -> None:
+    def use() -> Any:
+        model = torch.nn.Linear(1, 1)
+        model.function = lambda: model
+        model.state = HostState({"f": model.function})
+        return weakref.ref(model)
+
+    weak = use()
+    gc.collect()
+    assert weak() is None
 
 
 def test_an_equal_new_container_is_no_change() -> None:
@@ -187,5 +246,5 @@ def test_random_numbers_that_are_drawn_on_the_host() -> None:
 def test_a_callable_that_reaches_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pygraph.callables.reachable._MOST_OBJECTS", 10)
     items = list(range(100))
-    with pytest.raises(TooMuch):
+    with pytest.raises(Unseen):
         reachable_from({"f": lambda: items})

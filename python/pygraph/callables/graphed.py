@@ -21,7 +21,6 @@ import torch
 
 from pygraph import options, runtime
 from pygraph.callables.host_state import HostState
-from pygraph.callables.reachable import TooMuch
 from pygraph.callables.signature import Arguments, take_apart
 from pygraph.callables.variant import Variant, host_state
 from pygraph.options import Options
@@ -29,6 +28,8 @@ from pygraph.partition.signature import Entry, PartitionInfo
 
 _MOST_STRANGERS = 8  # calls in a row that no variant fits
 _MOST_VARIANTS = 64
+_MOST_REFUSED = 256  # kinds of calls that are remembered
+_CALLS_PER_LOOK = 100  # while calls are no more observed, one in so many is looked at
 
 _inside = threading.local()  # `is_calling`: whether the thread is in a call of a graphed callable
 
@@ -56,6 +57,7 @@ class Graphed:
         self._refused: dict[Any, str] = {}
         self._strangers = 0
         self._resting = ""  # why calls are no more observed
+        self._rested = 0  # calls since
 
     def reset(self) -> None:
         """Drops all graphs; the next calls are observed again."""
@@ -80,7 +82,7 @@ class Graphed:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = take_apart(args, kwargs)
-        if arguments.key in self._refused or not self._fits_rules(arguments):
+        if arguments is None or arguments.key in self._refused or not self._fits_rules(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -113,12 +115,16 @@ class Graphed:
         if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
             return self._function(*args, **kwargs)
         roots = {self.__name__: self._function, **arguments.objects}
+        if self._resting:
+            self._rested += 1
+            if self._rested % _CALLS_PER_LOOK != 0:
+                return self._function(*args, **kwargs)
         try:
             now = host_state(roots)
-        except TooMuch as error:
-            self._refuse(arguments, str(error))
+        except Exception as error:  # of what the walk has met
+            self._refuse(arguments, runtime.first_line(error) or type(error).__name__)
             return self._function(*args, **kwargs)
-        variants = self._variants.setdefault(arguments.key, [])
+        variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
         for variant in variants.copy():
             if variant.host is None:
@@ -127,18 +133,17 @@ class Graphed:
             if changed:
                 continue
             if variant.partition is None:
-                return self._observe(variant, roots, arguments, args, kwargs)
+                return self._observe(variant, now, arguments, args, kwargs)
             if variant.fits(arguments):
                 variant.accept(now)
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
-        return self._stranger(now, changed, roots, arguments, args, kwargs)
+        return self._stranger(now, changed, arguments, args, kwargs)
 
     def _stranger(
         self,
         now: HostState,
         changed: list[str],
-        roots: dict[str, Any],
         arguments: Arguments,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -151,35 +156,45 @@ class Graphed:
                 self._resting = f"{what} differs from call to call"
                 self._note(self._resting)
             return self._function(*args, **kwargs)
-        variants = self._variants[arguments.key]
-        # One whose memory is gone, or whose tensors are other objects now, never fits again.
-        variants[:] = [v for v in variants if v.partition is None or v.is_alive()][-_MOST_VARIANTS:]
+        # One whose memory is gone never fits again.
+        kept = [v for v in self._variants.pop(arguments.key, []) if v.partition is None or v.is_alive()]
         variant = Variant(self.__name__, self._function, self._options)
-        variants.append(variant)
-        return self._observe(variant, roots, arguments, args, kwargs)
+        self._variants[arguments.key] = [*kept, variant][-_MOST_VARIANTS:]
+        while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
+            del self._variants[next(iter(self._variants))]
+        return self._observe(variant, now, arguments, args, kwargs)
 
     def _observe(
         self,
         variant: Variant,
-        roots: dict[str, Any],
+        now: HostState,
         arguments: Arguments,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        result = variant.observe(roots, arguments, args, kwargs)
+        result = variant.observe(now, arguments, args, kwargs)
         if variant.refusal:
-            self._variants[arguments.key].remove(variant)
+            self._variants.pop(arguments.key, None)
             self._refuse(arguments, variant.refusal)
         return result
 
     def _refuse(self, arguments: Arguments, reason: str) -> None:
         """Such calls run uncaptured from now on."""
-        if arguments.key not in self._refused:
+        if arguments.key not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused[arguments.key] = reason
             self._note(reason)
 
     def _note(self, reason: str) -> None:
         runtime.note(logging.WARNING, "%s stays uncaptured: %s", self.__name__, reason)
+
+    def graphed_attributes(self) -> tuple[Any, ...]:
+        """What the program has stored in attributes, as a function that counts its calls does."""
+        return tuple(
+            (k, v if isinstance(v, int) else id(v)) for k, v in vars(self).items() if k[0] != "_"
+        )
+
+    def __reduce__(self) -> Any:
+        return Graphed, (self._function, self._options)
 
     @property
     def info(self) -> PartitionInfo:
@@ -207,6 +222,8 @@ def _may_be_served() -> bool:
     if runtime.unavailable_reason() is not None or torch.compiler.is_compiling():
         return False
     if torch._C._len_torch_function_stack() > 0 or torch._C._functorch.peek_interpreter_stack():
+        return False
+    if torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
     return not torch.cuda.is_current_stream_capturing()
 

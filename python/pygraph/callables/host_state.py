@@ -26,18 +26,25 @@ class HostState:
 
     def __init__(self, roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> None:
         """roots: the callable, and objects that are passed to it, by name. unwatched: as
-        ``reachable_from`` has it. Raises TooMuch."""
+        ``reachable_from`` has it. Raises Unseen."""
         self._roots = roots
         self._unwatched = tuple(unwatched)
         self.found: Reachable = reachable_from(roots, self._unwatched)
         self._probed = self._probe()
         self._watch = runtime.engine().HostWatch()
+        self._held: list[Any] = []  # what the watch refers to, for the garbage collector to see
         for dictionary, keys in self.found.dicts:
-            self._watch.add_dict(dictionary, keys)
+            of = dictionary if keys is None else {k: dictionary[k] for k in keys if k in dictionary}
+            absent = tuple(k for k in keys or () if k not in dictionary)
+            found = (dictionary, tuple(of), tuple(of.values()), absent)
+            self._held.append(found)
+            self._watch.add_dict(*found, keys is None)
         for items in self.found.lists:
-            self._watch.add_list(items)
+            self._held.append((items, tuple(items)))
+            self._watch.add_list(*self._held[-1])
         for cell in self.found.cells:
-            self._watch.add_cell(cell)
+            self._held.append((cell, _content_of(cell)))
+            self._watch.add_cell(*self._held[-1])
         for tensor in self.found.tensors.values():
             self._watch.add_tensor(tensor)
 
@@ -57,7 +64,7 @@ class HostState:
             for path in before.keys() | after.keys()
             if not _is_same(before.get(path, _Missing), after.get(path, _Missing))
         ]
-        return sorted(paths, key=lambda path: (path.endswith("#len"), len(path), path))
+        return sorted(paths, key=lambda path: (path.endswith(("#len", "#keys")), len(path), path))
 
     def now(self) -> HostState:
         """The state of the same roots as it is now."""
@@ -71,6 +78,14 @@ class HostState:
     def _values(self) -> dict[str, Any]:
         probed = zip(self.found.probes, self._probed, strict=True)
         return self.found.slots | {path: value for (path, _), value in probed}
+
+
+def _content_of(cell: Any) -> tuple[Any, ...]:
+    """Empty if nothing is in it."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 class _Missing:

@@ -54,10 +54,10 @@ class Observation:
     result: Any
     form: Form
     host: HostState
-    effects: list[str]
-    state: Any
-    gradients: list[Gradient]
-    refusal: str
+    effects: list[str] = dataclasses.field(default_factory=list)
+    state: Any = None
+    gradients: list[Gradient] = dataclasses.field(default_factory=list)
+    refusal: str = ""
 
 
 def watched_tensors(host: HostState) -> list[torch.Tensor]:
@@ -92,38 +92,51 @@ def observed_call(
     results, spec = pytree.tree_flatten(result)
     used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
-    result = pytree.tree_unflatten(results, spec)
-    after = before.now()
-    found = [
+    seen = Observation(pytree.tree_unflatten(results, spec), Form(spec, len(results), used), before)
+    seen.effects = sorted(output)
+    try:
+        _look_back(seen, before, observer, arguments, gradients, device)
+        if random_state() != drawn:
+            seen.refusal = "it draws random numbers on the CPU"
+        elif uncapturable:
+            seen.refusal = uncapturable[0]
+        elif unfit_result(results):
+            seen.refusal = unfit_result(results)
+    except Exception as error:  # of what the walk has met; the call is made
+        seen.refusal = runtime.first_line(error) or type(error).__name__
+    return seen
+
+
+def _look_back(
+    seen: Observation,
+    before: HostState,
+    observer: Any,
+    arguments: Arguments,
+    gradients: list[torch.Tensor | None],
+    device: torch.device,
+) -> None:
+    """Fills in what a call has used and changed. gradients: of the watched tensors, before."""
+    after = seen.host = before.now()
+    seen.effects = [*before.changes(after), *seen.effects]
+    leaves = watched_tensors(before)
+    seen.gradients = [
         Gradient(tensor, old is not None and observer.has_used(old), fate(old, tensor.grad))
         for tensor, old in zip(leaves, gradients, strict=True)
     ]
     old_gradients = [gradient for gradient in gradients if gradient is not None]
     new_gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
     reachable = list(after.found.tensors.values())
-    state = runtime.engine().State(
-        observer, reachable, [*arguments.tensors, *old_gradients, *new_gradients], device
-    )
-    effects = [*before.changes(after), *sorted(output)]
-    refusal = ""
-    if random_state() != drawn:
-        refusal = "it draws random numbers on the CPU"
-    elif observer.unknown:
-        refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
-    elif uncapturable:
-        refusal = uncapturable[0]
+    excluded = [*arguments.tensors, *old_gradients, *new_gradients]
+    state = seen.state = runtime.engine().State(observer, reachable, excluded, device)
+    if observer.unknown:
+        seen.refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
     elif observer.used_other_devices(device):
-        refusal = "it uses more than one device"
-    elif unfit_result(results):
-        refusal = unfit_result(results)
+        seen.refusal = "it uses more than one device"
     elif state.unowned:
-        refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
+        seen.refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
     else:
-        refusal = _host_tensors(observer, device) or _survivors(
-            observer, [*tensors_in(result), *new_gradients], device
-        )
-    form = Form(spec, len(results), used)
-    return Observation(result, form, after, effects, state, found, refusal)
+        known = [*tensors_in(seen.result), *new_gradients]
+        seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
 
 
 def _is_used_up(leaf: Any, nodes: set[int]) -> bool:

@@ -16,11 +16,14 @@ Nobody can see all: sockets, C extensions, large arrays, what ``print`` has writ
 
 from __future__ import annotations
 
+import array
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
 import gc
+import io
 import itertools
 import random
 import sys
@@ -30,7 +33,12 @@ from typing import Any
 
 import torch
 
-from pygraph.callables.user_code import globals_read_by, is_library_file, is_of_program
+from pygraph.callables.user_code import (
+    globals_used_by,
+    is_library_file,
+    is_of_program,
+    modules_imported_by,
+)
 
 _MOST_OBJECTS = 200_000
 _LARGEST_ARRAY = 4096  # bytes that are compared at each call
@@ -40,14 +48,15 @@ _ATOMS = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
+_CODE = (types.FunctionType, types.ModuleType, type)
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
-_LEFT_ALONE = ("logging", "threading", "_thread", "weakref", "multiprocessing", "concurrent", "pygraph")
+_LEFT_ALONE = ("logging", "threading", "_thread", "multiprocessing", "concurrent", "pygraph")
 # Of modules: the names of buffers that are not saved, which no forward reads.
 _UNREAD = ("_non_persistent_buffers_set",)
 
 
-class TooMuch(RuntimeError):
-    """A callable reaches more objects than can be looked at in reasonable time."""
+class Unseen(RuntimeError):
+    """What a callable reaches cannot be looked at: it is too much, or does not tell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Reachable:
 
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
     """Walks from the roots, by their names. unwatched: dictionaries by identity, each with a key whose
-    value is left out, as it is looked at otherwise. Raises TooMuch."""
+    value is left out, as it is looked at otherwise. Raises Unseen."""
     walk = _Walk(frozenset(unwatched))
     for name, root in roots.items():
         walk.pending.append((root, name))
@@ -91,7 +100,7 @@ class _Walk:
             value, path = self.pending.popleft()  # so that paths are short
             self._visit(value, path)
             if len(self.found.slots) > _MOST_OBJECTS:
-                raise TooMuch(f"it reaches more than {_MOST_OBJECTS} objects")
+                raise Unseen(f"it reaches more than {_MOST_OBJECTS} objects")
 
     def _visit(self, value: Any, path: str) -> None:
         slots = self.found.slots
@@ -103,6 +112,10 @@ class _Walk:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 slots[f"{path}.requires_grad"] = value.requires_grad
+                hooks = (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
+                self.pending += [(h, f"{path}.hooks") for h in hooks if h is not None]
+                if vars(value):
+                    self._visit_dict(vars(value), path, lambda key: f"{path}.{key}")
                 self.found.tensors[path] = value
                 if is_on_host(value):
                     self._probe(f"{path}#values", functools.partial(_values_of, value))
@@ -136,18 +149,21 @@ class _Walk:
         self.pending += [(item, f"{path}[{i}]") for i, item in enumerate(items)]
 
     def _visit_dict(self, value: dict[Any, Any], path: str, name: Callable[[Any], str]) -> None:
+        if id(value) not in self._seen:  # which a container that was visited as such is
+            self._seen[id(value)] = value
         left_out = [
-            key for key in value if isinstance(key, str) and (id(value), key) in self._unwatched
+            key
+            for key in value
+            if isinstance(key, str) and (key in _UNREAD or (id(value), key) in self._unwatched)
         ]
-        keys = tuple(key for key in value if key not in left_out) if left_out else None
-        self.found.dicts.append((value, keys))
-        self.found.slots[f"{path}#len"] = len(value)
-        for number, (key, item) in enumerate(list(value.items())):
-            if isinstance(key, str) and key in left_out:
-                continue
-            # A tensor as a key, as in the state of an optimizer.
-            text = f"{path}[{number}]" if isinstance(key, torch.Tensor) else name(key)
-            self.pending.append((item, text))
+        kept = {key: item for key, item in value.items() if not (left_out and key in left_out)}
+        self.found.dicts.append((value, tuple(kept) if left_out else None))
+        names = []
+        for number, (key, item) in enumerate(kept.items()):
+            # Others than plain keys, such as tensors in the state of an optimizer, by their place.
+            names.append(name(key) if isinstance(key, (str, int)) else f"{path}[{number}]")
+            self.pending.append((item, names[-1]))
+        self.found.slots[f"{path}#keys"] = tuple(names)
 
     def _visit_code(self, value: Any, path: str) -> bool:
         if isinstance(value, types.FunctionType):
@@ -184,12 +200,24 @@ class _Walk:
                 self.pending.append((default, f"{path}.__{name}__"))
         if is_library:
             return
-        read = dict(globals_read_by(function.__code__))
-        self._visit_names(function.__globals__, tuple(read), "")
-        for name, attributes in read.items():
-            module = function.__globals__.get(name)
-            if isinstance(module, types.ModuleType) and is_of_program(module):
-                self._visit_names(vars(module), attributes, f"{name}.")
+        self._visit_dict(function.__dict__, path, lambda key: f"{path}.{key}")
+        for chain in globals_used_by(function.__code__):
+            self._visit_chain(function.__globals__, chain)
+        for name in modules_imported_by(function.__code__):
+            module = sys.modules.get(name)
+            if module is not None and is_of_program(module):
+                plain = [k for k, v in vars(module).items() if not isinstance(v, _CODE)]
+                self._visit_names(vars(module), tuple(plain), f"{name}.")
+
+    def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...]) -> None:
+        """A global, and attributes of it as long as it is a module of the program's."""
+        path = ""
+        for name in chain:
+            self._visit_names(scope, (name,), path)
+            value = scope.get(name)
+            if not isinstance(value, types.ModuleType) or not is_of_program(value):
+                return
+            scope, path = vars(value), f"{path}{name}."
 
     def _visit_names(self, scope: dict[str, Any], names: tuple[str, ...], prefix: str) -> None:
         self.found.dicts.append((scope, names))
@@ -209,7 +237,9 @@ class _Walk:
 
     def _visit_instance(self, value: Any, path: str) -> None:
         type_ = type(value)
-        if type_.__module__.startswith((*_COMPILER, *_LEFT_ALONE)):
+        if hasattr(type_, "graphed_attributes"):
+            self._probe(f"{path}#attributes", value.graphed_attributes)
+        if str(type_.__module__).startswith((*_COMPILER, *_LEFT_ALONE)):
             return
         if isinstance(value, torch.optim.Optimizer):
             self.found.optimizers[path] = value
@@ -224,9 +254,12 @@ class _Walk:
             slots = vars(class_).get("__slots__", ()) if _is_of_program(class_) else ()
             for name in (slots,) if isinstance(slots, str) else slots:
                 self._probe(f"{path}.{name}", functools.partial(_key_of_attribute, value, name))
+                self.pending.append((getattr(value, name, None), f"{path}.{name}"))
         probe = _probe_of(value)
         if probe is not None:
             self._probe(path, probe)
+        elif hasattr(type_, "__next__") and attributes is None:
+            raise Unseen(f"{path} is an iterator whose place cannot be seen")
 
     def _visit_children(self, children: Any, path: str) -> None:
         """A module's, with the paths that a program would write."""
@@ -284,7 +317,13 @@ def _probe_of(value: Any) -> Callable[[], Any] | None:
         return lambda: value.get_state().numpy().tobytes()
     if type(value).__module__.split(".")[0] == "numpy":
         return _probe_of_numpys(value)
-    if hasattr(value, "__length_hint__"):
+    if isinstance(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
+        return lambda: bytes(value)
+    if isinstance(value, contextvars.ContextVar):
+        return lambda: _key(value.get(None))
+    if isinstance(value, io.IOBase):
+        return lambda: value.tell() if not value.closed and value.seekable() else None
+    if hasattr(type(value), "__length_hint__"):
         return lambda: value.__length_hint__()
     return None
 

@@ -29,7 +29,8 @@ class Arguments:
     key: Hashable
 
 
-def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """None for arguments in a structure of the program's that cannot be compared."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     objects: dict[str, Any] = {}
@@ -43,11 +44,16 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
                 tensors.append(leaf)
             places.append((torch.Tensor, number, leaf.requires_grad))
         elif isinstance(leaf, _VALUES):
-            places.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
+            places.append((type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf))
         else:
             objects[f"argument {i}"] = leaf
             places.append((object, id(leaf)))
-    return Arguments(leaves, spec, tensors, numbers, objects, (spec, tuple(places), _modes()))
+    key = (spec, tuple(places), _modes())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return Arguments(leaves, spec, tensors, numbers, objects, key)
 
 
 def put_together(arguments: Arguments, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -40,23 +40,34 @@ def is_of_program(module: ModuleType) -> bool:
     return file is not None and not is_library_file(file)
 
 
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
+
+
 @functools.lru_cache(maxsize=4096)
-def globals_read_by(code: CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Names of globals that a function and the functions inside of it read, each with the attributes
-    that are read of it."""
-    found: dict[str, dict[str, None]] = {}
+def globals_used_by(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that a function and the functions inside of it read or write, each with the chain of
+    attributes that follows: ``("settings", "training", "flag")``."""
+    found: dict[tuple[str, ...], None] = {}
     for part in _with_inner(code):
-        last: str | None = None  # the global that the next instruction takes an attribute of
+        chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                last = str(instruction.argval)
-                found.setdefault(last, {})
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and last is not None:
-                found[last][str(instruction.argval)] = None
-                last = None
+            if instruction.opname in _GLOBALS:
+                chain = (str(instruction.argval),)
+            elif instruction.opname in _ATTRIBUTES and chain:
+                chain = (*chain, str(instruction.argval))
             elif instruction.opname not in ("CACHE", "PRECALL"):
-                last = None
-    return tuple((name, tuple(attributes)) for name, attributes in found.items())
+                chain = ()
+            if chain:
+                found[chain] = None
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def modules_imported_by(code: CodeType) -> tuple[str, ...]:
+    """Names of the modules that a function imports when it runs."""
+    instructions = (i for part in _with_inner(code) for i in dis.get_instructions(part))
+    return tuple({str(i.argval): None for i in instructions if i.opname == "IMPORT_NAME"})
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -46,10 +46,9 @@ class Variant:
         self._pattern = b""  # which tensors have gradients before a call
 
     def observe(
-        self, roots: dict[str, Any], arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, before: HostState, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Makes a call, uncaptured. Raises what it raises."""
-        before = host_state(roots)
+        """Makes a call, uncaptured. Raises what it raises. before: the host's state now."""
         device = device_of([*arguments.tensors, *before.found.tensors.values()])
         if device is None:
             self.refusal = "it has no tensors on a GPU"
