@@ -135,6 +135,14 @@ void bind_host_watch(py::module_& m) {
            })
       .def("add_tensor",
            [](HostWatch& watch, const py::object& tensor) { watch.add_tensor(tensor.ptr()); })
+      .def("add_function",
+           [](HostWatch& watch, const py::object& function) {
+             if (!PyFunction_Check(function.ptr())) throw py::type_error("not a function");
+             watch.add_function(function.ptr());
+           })
+      .def("add_instance",
+           [](HostWatch& watch, const py::object& instance) { watch.add_instance(instance.ptr()); })
+      .def("add_class", [](HostWatch& watch, const py::type& type) { watch.add_class(type.ptr()); })
       .def("holds", py::overload_cast<>(&HostWatch::holds, py::const_))
       .def("restore", [](HostWatch& watch) {
         if (!watch.restore()) throw py::error_already_set();

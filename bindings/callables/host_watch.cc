@@ -29,6 +29,21 @@ PyObject* entry(PyObject* dict, PyObject* key) {
   return value;
 }
 
+// A number that differs for tensors of other shapes, strides, offsets or types.
+uint64_t layout_of(const at::Tensor& tensor) {
+  uint64_t layout = static_cast<uint64_t>(tensor.scalar_type());
+  if (tensor.layout() != c10::kStrided) return layout;
+  const auto mix = [&](int64_t value) {
+    layout = (layout ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
+    layout ^= layout >> 32;
+  };
+  for (const int64_t size : tensor.sizes()) mix(size);
+  for (const int64_t stride : tensor.strides()) mix(stride);
+  mix(tensor.storage_offset());
+  mix((tensor.is_conj() ? 2 : 0) + (tensor.is_neg() ? 1 : 0));
+  return layout;
+}
+
 }  // namespace
 
 void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
@@ -65,11 +80,30 @@ HostWatch::Tensor HostWatch::describe(PyObject* tensor) {
           variable->backward_hooks,
           size(variable->backward_hooks),
           variable->post_accumulate_grad_hooks,
-          size(variable->post_accumulate_grad_hooks)};
+          size(variable->post_accumulate_grad_hooks),
+          layout_of(THPVariable_Unpack(tensor))};
 }
 
 void HostWatch::add_tensor(PyObject* tensor) {
   tensors_.push_back(describe(tensor));
+}
+
+std::array<PyObject*, 3> HostWatch::parts_of(PyObject* function) {
+  return {PyFunction_GET_CODE(function), PyFunction_GET_DEFAULTS(function),
+          PyFunction_GET_KW_DEFAULTS(function)};
+}
+
+void HostWatch::add_function(PyObject* function) {
+  functions_.push_back({function, parts_of(function)});
+}
+
+void HostWatch::add_instance(PyObject* instance) {
+  instances_.emplace_back(instance, Py_TYPE(instance));
+}
+
+void HostWatch::add_class(PyObject* type) {
+  auto* object = reinterpret_cast<PyTypeObject*>(type);
+  classes_.push_back({object, object->tp_version_tag});
 }
 
 bool HostWatch::holds(const Dict& watched) {
@@ -109,7 +143,16 @@ bool HostWatch::holds() const {
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
                              }) &&
-         std::ranges::all_of(tensors_, is_unchanged);
+         std::ranges::all_of(tensors_, is_unchanged) &&
+         std::ranges::all_of(
+             functions_,
+             [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
+         std::ranges::all_of(
+             instances_,
+             [](const auto& watched) { return Py_TYPE(watched.first) == watched.second; }) &&
+         std::ranges::all_of(classes_, [](const Class& watched) {
+           return watched.type->tp_version_tag == watched.version;
+         });
 }
 
 bool HostWatch::restore(const Dict& watched) {

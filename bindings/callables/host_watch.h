@@ -8,7 +8,9 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -24,8 +26,14 @@ class HostWatch {
   void add_list(PyObject* list, PyObject* items);
   // `content`: a tuple of what is in the cell, or of nothing.
   void add_cell(PyObject* cell, PyObject* content);
-  // Whether it requires a gradient, and its hooks.
+  // Its layout, whether it requires a gradient, and its hooks.
   void add_tensor(PyObject* tensor);
+  // Its code and defaults, which the caller holds.
+  void add_function(PyObject* function);
+  // Of which class it is.
+  void add_instance(PyObject* instance);
+  // Its version: whether an attribute of it or of its bases was set.
+  void add_class(PyObject* type);
 
   // Whether everything is as it was when it was added.
   bool holds() const;
@@ -53,9 +61,19 @@ class HostWatch {
     Py_ssize_t hook_count;
     PyObject* post_hooks;
     Py_ssize_t post_hook_count;
+    uint64_t layout;
     bool operator==(const Tensor&) const = default;
   };
+  struct Function {
+    PyObject* function;
+    std::array<PyObject*, 3> parts;  // code, defaults, defaults of keywords
+  };
+  struct Class {
+    PyTypeObject* type;
+    unsigned version;
+  };
   static Tensor describe(PyObject* tensor);
+  static std::array<PyObject*, 3> parts_of(PyObject* function);
   static bool holds(const Dict& watched);
   static bool holds(const List& watched);
   static bool holds(const Tensor& watched);
@@ -66,6 +84,9 @@ class HostWatch {
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;
+  std::vector<Function> functions_;
+  std::vector<std::pair<PyObject*, PyTypeObject*>> instances_;
+  std::vector<Class> classes_;
 };
 
 }  // namespace pygraph::bindings

@@ -224,11 +224,11 @@ def test_what_is_printed_and_logged_is_named(
         logging.getLogger("program").error("a step")
         return x + 1
 
-    for _ in range(6):
+    for _ in range(9):
         prints(torch.ones(1)), logs(torch.ones(1))
     reasons = {row.name: row.reason for row in pygraph.stats()}
     assert "what is printed" in reasons["prints"] and "what is logged" in reasons["logs"]
-    assert capsys.readouterr().out == 6 * "a step\n" and partitions.all == []
+    assert capsys.readouterr().out == 9 * "a step\n" and partitions.all == []
 
 
 def test_state_that_the_first_call_makes_is_no_effect(partitions: Any) -> None:
@@ -504,9 +504,9 @@ def test_a_function_that_counts_its_calls_is_named(partitions: Any) -> None:
         return x + 1
 
     function.calls = 0
-    for _ in range(6):
+    for _ in range(9):
         function(torch.ones(1))
-    assert function.calls == 6 and partitions.all == []
+    assert function.calls == 9 and partitions.all == []
     assert "function#attributes" in reason()
 
 

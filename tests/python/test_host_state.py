@@ -114,7 +114,7 @@ def test_what_must_be_asked() -> None:
     assert changes(function, lambda: next(counter)) == ["counter"]
     assert changes(function, numbers.random) == ["numbers"]
     assert changes(function, lambda: items.add(3)) == ["items#items"]
-    assert changes(function, lambda: queue.append(2)) == ["queue#items"]
+    assert changes(function, lambda: queue.append(2)) == ["queue[0]", "queue#items"]
     assert changes(function, lambda: next(generator)) == ["generator"]
     assert changes(function, lambda: setattr(slotted, "value", 2)) == ["slotted.value"]
     assert changes(function, lambda: small.numpy().__setitem__(0, 1.0)) == ["small#values"]
@@ -244,7 +244,7 @@ def test_random_numbers_that_are_drawn_on_the_host() -> None:
 
 
 def test_a_callable_that_reaches_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pygraph.callables.reachable._MOST_OBJECTS", 10)
+    monkeypatch.setattr("pygraph.callables.reachable._MOST_PLACES", 10)
     items = list(range(100))
     with pytest.raises(Unseen):
         reachable_from({"f": lambda: items})

@@ -54,7 +54,7 @@ class Graphed:
 
     def _start(self) -> None:
         self._variants: dict[Any, list[Variant]] = {}
-        self._refused: dict[Any, str] = {}
+        self._refused: dict[Any, tuple[str, Any]] = {}
         self._strangers = 0
         self._resting = ""  # why calls are no more observed
         self._rested = 0  # calls since
@@ -70,7 +70,7 @@ class Graphed:
         """As a method: the instance is its first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "is_calling", False) or not _may_be_served():
             return self._function(*args, **kwargs)
         _inside.is_calling = True
@@ -82,7 +82,7 @@ class Graphed:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = take_apart(args, kwargs)
-        if arguments is None or arguments.key in self._refused or not self._fits_rules(arguments):
+        if arguments is None or self._is_refused(arguments) or not self._fits_rules(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -101,7 +101,7 @@ class Graphed:
         self._strangers = 0
         if variant.is_shared_by(arguments):
             return self._function(*args, **kwargs)
-        return variant.call(arguments)
+        return variant.call(arguments, lambda: self._function(*args, **kwargs))
 
     def _fits_rules(self, arguments: Arguments) -> bool:
         """Whether such a call can have a graph, by its arguments. If not, it is refused."""
@@ -134,8 +134,7 @@ class Graphed:
                 continue
             if variant.partition is None:
                 return self._observe(variant, now, arguments, args, kwargs)
-            if variant.fits(arguments):
-                variant.accept(now)
+            if variant.fits(arguments) and variant.accept(now):
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
         return self._stranger(now, changed, arguments, args, kwargs)
@@ -156,8 +155,12 @@ class Graphed:
                 self._resting = f"{what} differs from call to call"
                 self._note(self._resting)
             return self._function(*args, **kwargs)
-        # One whose memory is gone never fits again.
-        kept = [v for v in self._variants.pop(arguments.key, []) if v.partition is None or v.is_alive()]
+        # One whose tensors are gone never fits again, and must not keep them.
+        kept = [
+            v
+            for v in self._variants.pop(arguments.key, [])
+            if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
+        ]
         variant = Variant(self.__name__, self._function, self._options)
         self._variants[arguments.key] = [*kept, variant][-_MOST_VARIANTS:]
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
@@ -172,17 +175,34 @@ class Graphed:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        result = variant.observe(now, arguments, args, kwargs)
+        try:
+            result = variant.observe(now, arguments, args, kwargs)
+        except BaseException:  # the program's
+            self._strangers = max(0, self._strangers - 1)
+            if variant.observed == 0:
+                self._variants.pop(arguments.key, None)
+            raise
         if variant.refusal:
             self._variants.pop(arguments.key, None)
-            self._refuse(arguments, variant.refusal)
+            self._refuse(arguments, variant.refusal, variant.host)
         return result
 
-    def _refuse(self, arguments: Arguments, reason: str) -> None:
-        """Such calls run uncaptured from now on."""
+    def _refuse(self, arguments: Arguments, reason: str, host: HostState | None = None) -> None:
+        """Such calls run uncaptured from now on, until a switch on the host is another one: a module's
+        mode, say."""
         if arguments.key not in self._refused and len(self._refused) < _MOST_REFUSED:
-            self._refused[arguments.key] = reason
+            self._refused[arguments.key] = (reason, None if host is None else host.switches())
             self._note(reason)
+
+    def _is_refused(self, arguments: Arguments) -> bool:
+        reason_and_switches = self._refused.get(arguments.key)
+        if reason_and_switches is None:
+            return False
+        switches = reason_and_switches[1]
+        if switches is None or switches.holds():
+            return True
+        self._refused.pop(arguments.key, None)
+        return False
 
     def _note(self, reason: str) -> None:
         runtime.note(logging.WARNING, "%s stays uncaptured: %s", self.__name__, reason)
@@ -203,7 +223,7 @@ class Graphed:
 
     @property
     def entries(self) -> dict[Any, Entry]:
-        reasons: dict[Any, str] = dict(self._refused)
+        reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
         unavailable = runtime.unavailable_reason()
         for reason in (unavailable, self._resting):
             if reason:
@@ -220,6 +240,8 @@ class Graphed:
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
     if runtime.unavailable_reason() is not None or torch.compiler.is_compiling():
+        return False
+    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if torch._C._len_torch_function_stack() > 0 or torch._C._functorch.peek_interpreter_stack():
         return False

@@ -47,6 +47,14 @@ class HostState:
             self._watch.add_cell(*self._held[-1])
         for tensor in self.found.tensors.values():
             self._watch.add_tensor(tensor)
+        for function in self.found.functions:
+            parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
+            self._held.append((function, parts))
+            self._watch.add_function(function)
+        for instance in self.found.instances:
+            self._watch.add_instance(instance)
+        for class_ in self.found.classes:
+            self._watch.add_class(class_)
 
     def _probe(self) -> list[Any]:
         return [probe() for _, probe in self.found.probes]
@@ -54,17 +62,40 @@ class HostState:
     def holds(self) -> bool:
         """Whether everything is the same object, or the same number or text. Fast; False does not mean
         that the callable would see a difference: see ``changes``."""
-        return bool(self._watch.holds()) and (not self.found.probes or self._probe() == self._probed)
+        try:
+            return bool(self._watch.holds()) and self._probe() == self._probed
+        except Exception:  # of a probe
+            return False
 
     def changes(self, later: HostState) -> list[str]:
         """Paths of what differs in a later state of the same roots, the most telling ones first."""
-        before, after = self._values(), later._values()
+        before, after = self._places(), later._places()
+        if len(before) == len(after) and all(map(_is_same, before, after)):
+            return []
+        # The order of the walk tells which places belong together, the paths only what to call them.
+        first = next((b for a, b in zip(before, after, strict=False) if not _is_same(a, b)), None)
+        old, new = dict(before), dict(after)
         paths = [
             path
-            for path in before.keys() | after.keys()
-            if not _is_same(before.get(path, _Missing), after.get(path, _Missing))
+            for path in old.keys() | new.keys()
+            if not _is_same(("", old.get(path, _Missing)), ("", new.get(path, _Missing)))
         ]
-        return sorted(paths, key=lambda path: (path.endswith(("#len", "#keys")), len(path), path))
+        found = paths or [first[0] if first is not None else before[-1][0]]
+        return sorted(found, key=lambda path: ("#" in path, "__class__" in path, len(path), path))
+
+    def reaches_tensors_of(self, other: HostState) -> bool:
+        """Whether all tensors of another state can still be reached."""
+        known = {id(tensor) for tensor in self.found.tensors.values()}
+        return all(id(tensor) in known for tensor in other.found.tensors.values())
+
+    def switches(self) -> Any:
+        """A watch of the truth values alone: the modes of modules, flags."""
+        watch = _Switches()
+        for dictionary, keys in self.found.dicts:
+            of = [k for k in (dictionary if keys is None else keys) if type(dictionary.get(k)) is bool]
+            if of:
+                watch.add(dictionary, tuple(of))
+        return watch
 
     def now(self) -> HostState:
         """The state of the same roots as it is now."""
@@ -75,9 +106,25 @@ class HostState:
         other objects stays."""
         self._watch.restore()
 
-    def _values(self) -> dict[str, Any]:
+    def _places(self) -> list[tuple[str, Any]]:
         probed = zip(self.found.probes, self._probed, strict=True)
-        return self.found.slots | {path: value for (path, _), value in probed}
+        return [*self.found.slots, *((path, value) for (path, _), value in probed)]
+
+
+class _Switches:
+    """Whether some entries of dictionaries are what they were."""
+
+    def __init__(self) -> None:
+        self._watch = runtime.engine().HostWatch()
+        self._held: list[Any] = []  # as in HostState
+
+    def add(self, dictionary: dict[Any, Any], keys: tuple[Any, ...]) -> None:
+        found = (dictionary, keys, tuple(dictionary[key] for key in keys), ())
+        self._held.append(found)
+        self._watch.add_dict(*found, False)
+
+    def holds(self) -> bool:
+        return bool(self._watch.holds())
 
 
 def _content_of(cell: Any) -> tuple[Any, ...]:
@@ -92,12 +139,16 @@ class _Missing:
     """In place of what is not there."""
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
+def _is_same(a: tuple[str, Any], b: tuple[str, Any]) -> bool:
+    """Of two places with what is there."""
+    (path, value), (other_path, other) = a, b
+    if path != other_path or type(value) is not type(other):
         return False
-    if isinstance(a, float):
-        return struct.pack("d", a) == struct.pack("d", b)
-    return bool(a == b)
+    if isinstance(value, float):
+        return struct.pack("d", value) == struct.pack("d", other)
+    if isinstance(value, complex):
+        return struct.pack("dd", value.real, value.imag) == struct.pack("dd", other.real, other.imag)
+    return bool(value == other)
 
 
 def random_state() -> tuple[Any, ...]:

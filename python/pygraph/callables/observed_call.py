@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime
 from pygraph.callables.host_output import watched_output
 from pygraph.callables.host_state import HostState, random_state
-from pygraph.callables.signature import Arguments
+from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.callables.user_code import is_library_file
 
 _RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -38,10 +38,11 @@ class Gradient:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Of a result. spec: its tree. detached: leaves whose backward is run in the call."""
+    """Of a result. spec: its tree. kinds: of its leaves. detached: leaves whose backward is run in the
+    call."""
 
     spec: Any
-    leaf_count: int
+    kinds: tuple[type, ...]
     detached: frozenset[int]
 
 
@@ -66,9 +67,14 @@ def watched_tensors(host: HostState) -> list[torch.Tensor]:
 
 
 def observed_call(
-    call: Callable[[], Any], arguments: Arguments, before: HostState, device: torch.device
+    call: Callable[[], Any],
+    is_changed: Callable[[], bool],
+    arguments: Arguments,
+    before: HostState,
+    device: torch.device,
 ) -> Observation:
-    """Makes the call. Raises what it raises. before: the host's state before the call."""
+    """Makes the call. Raises what it raises. is_changed: tells afterwards whether the structure of the
+    arguments is another one. before: the host's state before the call."""
     uncapturable: list[str] = []
 
     def note(name: str) -> None:
@@ -77,7 +83,7 @@ def observed_call(
         what = "ranks communicate in it" if operators.is_collective(name) else "it waits for the GPU"
         uncapturable.append(f"{what}: {name}{calling_line()}")
 
-    drawn = random_state()
+    drawn, layouts = random_state(), layouts_of(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
     torch.clear_autocast_cache()  # what is in it was made in no call
@@ -92,12 +98,18 @@ def observed_call(
     results, spec = pytree.tree_flatten(result)
     used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
-    seen = Observation(pytree.tree_unflatten(results, spec), Form(spec, len(results), used), before)
+    seen = Observation(
+        pytree.tree_unflatten(results, spec), Form(spec, kinds_of(results), used), before
+    )
     seen.effects = sorted(output)
+    if layouts_of(arguments) != layouts:
+        seen.effects.append("a tensor that is passed to it, beyond its contents")
+    if is_changed():
+        seen.effects.append("a container that is passed to it")
     try:
         _look_back(seen, before, observer, arguments, gradients, device)
         if random_state() != drawn:
-            seen.refusal = "it draws random numbers on the CPU"
+            seen.refusal, seen.effects = "it draws random numbers on the CPU", []
         elif uncapturable:
             seen.refusal = uncapturable[0]
         elif unfit_result(results):
@@ -128,7 +140,11 @@ def _look_back(
     reachable = list(after.found.tensors.values())
     excluded = [*arguments.tensors, *old_gradients, *new_gradients]
     state = seen.state = runtime.engine().State(observer, reachable, excluded, device)
-    if observer.unknown:
+    if _share_memory(arguments.tensors, reachable):
+        seen.refusal = "an argument shares memory with what it reaches"
+    elif any(t.requires_grad for t in arguments.tensors) and observer.backward_nodes:
+        seen.refusal = "an argument requires a gradient; pass it detached"
+    elif observer.unknown:
         seen.refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
     elif observer.used_other_devices(device):
         seen.refusal = "it uses more than one device"
@@ -137,6 +153,14 @@ def _look_back(
     else:
         known = [*tensors_in(seen.result), *new_gradients]
         seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
+
+
+def _share_memory(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether one of the tensors lies in the memory of one of the others."""
+    addresses = {t.untyped_storage().data_ptr() for t in others if t.layout == torch.strided} - {0}
+    return any(
+        t.untyped_storage().data_ptr() in addresses for t in tensors if t.layout == torch.strided
+    )
 
 
 def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
@@ -149,11 +173,15 @@ def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
     return has_history and leaf.grad_fn._sequence_nr() in nodes
 
 
+def kinds_of(leaves: list[Any]) -> tuple[type, ...]:
+    return tuple(torch.Tensor if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
+
+
 def unfit_result(leaves: list[Any]) -> str:
     """Why a replay could not make such a result; empty if it could."""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            if leaf.grad_fn is not None:
+            if leaf.requires_grad:
                 return (
                     "a result requires a gradient; call it under torch.no_grad(), or return it detached"
                 )

@@ -1,17 +1,18 @@
 """What a callable can reach on the host without being passed: the places that its Python may read.
 
 The walk begins at the callable and at the objects that are passed to it. It follows dictionaries,
-lists, attributes, closures, defaults, and the globals that the program's own code reads, which is found
-in its instructions. Each place has a path, as a program would write it: ``model.layers.0.training``,
-``optimizer.param_groups[0]['lr']``.
+lists, attributes, closures, defaults, classes, and the globals that the program's own code uses, which
+are found in its instructions. Each place has a path, as a program would write it:
+``model.layers.0.training``, ``optimizer.param_groups[0]['lr']``.
 
-    slots       what is at each path: numbers and strings themselves, tensors as objects, of containers
-                and instances their type and size, whose contents have paths of their own
+    slots       what is at each place, in the order of the walk: numbers and strings themselves; tensors
+                and other opaque objects by identity; of containers and instances their type, as their
+                contents have places of their own; of what was met before, where that was
     probes      the same for what must be asked: generators, counters, arrays, sets
-    containers  the dictionaries, lists and cells themselves, to be watched at each call
-    tensors     what lies in them
+    the rest    what is to be watched at each call (host_state.py)
 
-Nobody can see all: sockets, C extensions, large arrays, what ``print`` has written.
+Two walks find the same if and only if the callable could tell no difference, as far as can be seen.
+Not seen are sockets, files, clocks, what extensions keep, and arrays of more than 64 KiB.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import array
 import collections
 import contextvars
 import dataclasses
-import enum
 import functools
 import gc
 import io
 import itertools
 import random
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -40,19 +42,27 @@ from pygraph.callables.user_code import (
     modules_imported_by,
 )
 
-_MOST_OBJECTS = 200_000
-_LARGEST_ARRAY = 4096  # bytes that are compared at each call
+_MOST_PLACES = 200_000
+_LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
 
 _ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum),
+    *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-# Their inside is PyTorch's compiler's own, and changes while it compiles.
 _CODE = (types.FunctionType, types.ModuleType, type)
+# Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
-_LEFT_ALONE = ("logging", "threading", "_thread", "multiprocessing", "concurrent", "pygraph")
+_LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurrent", "pygraph")
 # Of modules: the names of buffers that are not saved, which no forward reads.
 _UNREAD = ("_non_persistent_buffers_set",)
+# Of classes: what Python itself puts there, in part when it is asked for.
+_OF_PYTHON = frozenset(
+    (
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__abstractmethods__"),
+        *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+        *("__static_attributes__", "__firstlineno__", "_abc_impl"),
+    )
+)
 
 
 class Unseen(RuntimeError):
@@ -61,7 +71,7 @@ class Unseen(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Object:
-    """What is at a place and cannot be compared by value: a tensor, a function, a class."""
+    """What is at a place and cannot be compared by value."""
 
     type: type
     id: int
@@ -69,219 +79,303 @@ class Object:
 
 @dataclasses.dataclass
 class Reachable:
-    slots: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """See the module. dicts: each with the keys that are watched, or None for all."""
+
+    slots: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     probes: list[tuple[str, Callable[[], Any]]] = dataclasses.field(default_factory=list)
     dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None]] = dataclasses.field(default_factory=list)
     lists: list[list[Any]] = dataclasses.field(default_factory=list)
     cells: list[Any] = dataclasses.field(default_factory=list)
+    functions: list[types.FunctionType] = dataclasses.field(default_factory=list)
+    instances: list[Any] = dataclasses.field(default_factory=list)
+    classes: list[type] = dataclasses.field(default_factory=list)
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    optimizers: dict[str, torch.optim.Optimizer] = dataclasses.field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
 
 
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
     """Walks from the roots, by their names. unwatched: dictionaries by identity, each with a key whose
     value is left out, as it is looked at otherwise. Raises Unseen."""
     walk = _Walk(frozenset(unwatched))
-    for name, root in roots.items():
-        walk.pending.append((root, name))
+    walk.pending.extend((root, name) for name, root in roots.items())
     walk.run()
     return walk.found
 
 
 class _Walk:
+    """Breadth first, so that paths are short."""
+
     def __init__(self, unwatched: frozenset[tuple[int, str]]) -> None:
         self.found = Reachable()
         self.pending: collections.deque[tuple[Any, str]] = collections.deque()
         self._unwatched = unwatched
-        self._seen: dict[int, Any] = {}  # holds the objects, so that numbers stay theirs
+        self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
+        self._met: list[Any] = []  # holds them, so that identities stay theirs
 
     def run(self) -> None:
         while self.pending:
-            value, path = self.pending.popleft()  # so that paths are short
+            value, path = self.pending.popleft()
             self._visit(value, path)
-            if len(self.found.slots) > _MOST_OBJECTS:
-                raise Unseen(f"it reaches more than {_MOST_OBJECTS} objects")
+            if len(self.found.slots) > _MOST_PLACES:
+                raise Unseen(f"it reaches more than {_MOST_PLACES} objects")
 
-    def _visit(self, value: Any, path: str) -> None:
-        slots = self.found.slots
-        if isinstance(value, _ATOMS):
-            slots[path] = value
-            return
-        if isinstance(value, torch.Tensor):
-            slots[path] = Object(type(value), id(value))
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                slots[f"{path}.requires_grad"] = value.requires_grad
-                hooks = (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
-                self.pending += [(h, f"{path}.hooks") for h in hooks if h is not None]
-                if vars(value):
-                    self._visit_dict(vars(value), path, lambda key: f"{path}.{key}")
-                self.found.tensors[path] = value
-                if is_on_host(value):
-                    self._probe(f"{path}#values", functools.partial(_values_of, value))
-            return
-        slots[path] = type(value)
-        if id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        if not self._visit_container(value, path) and not self._visit_code(value, path):
-            self._visit_instance(value, path)
-
-    def _visit_container(self, value: Any, path: str) -> bool:
-        if isinstance(value, dict):
-            self._visit_dict(value, path, lambda key: f"{path}[{key!r}]")
-        elif isinstance(value, list):
-            self.found.lists.append(value)
-            self._visit_items(value, path)
-        elif isinstance(value, tuple):
-            self._visit_items(value, path)
-        elif isinstance(value, (set, frozenset)):
-            self._probe(f"{path}#items", lambda: frozenset(map(_key, value)))
-        elif isinstance(value, collections.deque):
-            self._probe(f"{path}#items", lambda: tuple(map(_key, value)))
-        else:
+    def _is_new(self, value: Any) -> bool:
+        if id(value) in self._numbers:
             return False
+        self._numbers[id(value)] = len(self._met)
+        self._met.append(value)
         return True
 
-    def _visit_items(self, values: Iterable[Any], path: str) -> None:
-        items = list(values)
-        self.found.slots[f"{path}#len"] = len(items)
-        self.pending += [(item, f"{path}[{i}]") for i, item in enumerate(items)]
+    def _note(self, path: str, what: Any) -> None:
+        self.found.slots.append((path, what))
 
-    def _visit_dict(self, value: dict[Any, Any], path: str, name: Callable[[Any], str]) -> None:
-        if id(value) not in self._seen:  # which a container that was visited as such is
-            self._seen[id(value)] = value
+    def _probe(self, path: str, probe: Callable[[], Any]) -> None:
+        self.found.probes.append((path, probe))
+
+    def _visit(self, value: Any, path: str) -> None:
+        type_ = type(value)
+        if type_ in _ATOMS:
+            self._note(path, value)
+        elif not self._is_new(value):
+            self._note(path, ("met", self._numbers[id(value)]))
+        elif isinstance(value, torch.Tensor):
+            self._visit_tensor(value, path)
+        else:
+            self._visit_object(value, path)
+
+    def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        self._note(path, Object(type(tensor), id(tensor)))
+        self._note(f"{path}.requires_grad", tensor.requires_grad)
+        if tensor.layout == torch.strided:
+            layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+            self._note(f"{path}.layout", layout)
+        self.found.tensors[path] = tensor
+        hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+        self.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
+        if vars(tensor):
+            self._visit_dict(vars(tensor), f"{path}.", attributes=True)
+        if is_on_host(tensor):
+            self._probe(f"{path}#values", functools.partial(_values_of, tensor))
+
+    def _visit_object(self, value: Any, path: str) -> None:
+        visit = next((of for kinds, of in _VISITS if isinstance(value, kinds)), None)
+        if visit is not None:
+            visit(self, value, path)
+        if not isinstance(value, _CODE):
+            self._visit_instance(value, path, is_opaque=visit is None)
+
+    # Containers.
+
+    def _visit_dict(self, value: dict[Any, Any], path: str, attributes: bool = False) -> None:
+        """attributes: whether it holds an object's, of which ``path`` is the beginning."""
         left_out = [
             key
             for key in value
-            if isinstance(key, str) and (key in _UNREAD or (id(value), key) in self._unwatched)
+            if type(key) is str and (key in _UNREAD or (id(value), key) in self._unwatched)
         ]
         kept = {key: item for key, item in value.items() if not (left_out and key in left_out)}
         self.found.dicts.append((value, tuple(kept) if left_out else None))
         names = []
         for number, (key, item) in enumerate(kept.items()):
             # Others than plain keys, such as tensors in the state of an optimizer, by their place.
-            names.append(name(key) if isinstance(key, (str, int)) else f"{path}[{number}]")
+            is_plain = type(key) in (str, int, bool, float, type(None))
+            text = repr(key) if is_plain else f"key {number}"
+            names.append(f"{path}{key}" if attributes else f"{path}[{text}]")
+            if not is_plain:
+                self.pending.append((key, f"{path}#{text}"))
             self.pending.append((item, names[-1]))
-        self.found.slots[f"{path}#keys"] = tuple(names)
+        place = path.rstrip(".")
+        self._note(f"{place}#keys", tuple(names))
+        if isinstance(value, collections.OrderedDict) and len(value) > 1:  # has an order of its own
+            self._probe(f"{place}#order", lambda: tuple(map(_key, value)))
 
-    def _visit_code(self, value: Any, path: str) -> bool:
-        if isinstance(value, types.FunctionType):
-            self._visit_function(value, path)
-        elif isinstance(value, types.MethodType):
-            self.pending += [(value.__self__, f"{path}.__self__"), (value.__func__, path)]
-        elif isinstance(value, (staticmethod, classmethod)):
-            self.pending.append((value.__func__, path))
-        elif isinstance(value, property):
-            self.pending += [(f, path) for f in (value.fget, value.fset) if f is not None]
-        elif isinstance(value, functools.partial):
-            parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-            self.pending += [(part, f"{path}.{name}") for name, part in parts.items()]
-        elif isinstance(value, type):
-            self._visit_class(value)
-        elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, types.CodeType)):
-            self.found.slots[path] = Object(type(value), id(value))
-        else:
-            return False
-        return True
+    def _visit_list(self, value: list[Any], path: str) -> None:
+        self.found.lists.append(value)
+        self._visit_items(value, path)
+
+    def _visit_items(self, value: Iterable[Any], path: str) -> None:
+        items = list(value)
+        self._note(f"{path}#len", len(items))
+        self.pending.extend((item, f"{path}[{i}]") for i, item in enumerate(items))
+
+    def _visit_set(self, value: Any, path: str) -> None:
+        self._probe(f"{path}#items", lambda: frozenset(map(_key, value)))
+
+    def _visit_deque(self, value: Any, path: str) -> None:
+        self._probe(f"{path}#items", lambda: tuple(map(_key, value)))
+        self._visit_items(value, path)
+
+    def _visit_proxy(self, value: Any, path: str) -> None:
+        self.pending.extend((of, path) for of in gc.get_referents(value))
+
+    # Code.
 
     def _visit_function(self, function: types.FunctionType, path: str) -> None:
-        self.found.slots[path] = Object(types.FunctionType, id(function.__code__))
-        is_library = is_library_file(function.__code__.co_filename)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        code = function.__code__
+        self._note(path, Object(types.FunctionType, id(code)))
+        self._is_new(code)  # held
+        self.found.functions.append(function)
+        is_library = is_library_file(code.co_filename)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if not self._is_new(cell):
+                self._note(name, ("met", self._numbers[id(cell)]))
+                continue
             self.found.cells.append(cell)
             try:
-                content = cell.cell_contents
-            except ValueError:  # nothing was assigned yet
-                continue
-            self.pending.append((content, f"{path}.{name}" if is_library else name))
-        for name, default in zip(("defaults", "kwdefaults"), _defaults_of(function), strict=True):
-            if default:
-                self.pending.append((default, f"{path}.__{name}__"))
-        if is_library:
-            return
-        self._visit_dict(function.__dict__, path, lambda key: f"{path}.{key}")
+                self.pending.append((cell.cell_contents, f"{path}.{name}" if is_library else name))
+            except ValueError:
+                self._note(name, "nothing was assigned yet")
+        for name in ("__defaults__", "__kwdefaults__"):
+            self.pending.append((getattr(function, name), f"{path}.{name}"))
+        self._visit_dict(vars(function), f"{path}.", attributes=True)
+        if not is_library:
+            self._visit_globals(function)
+
+    def _visit_globals(self, function: types.FunctionType) -> None:
         for chain in globals_used_by(function.__code__):
             self._visit_chain(function.__globals__, chain)
         for name in modules_imported_by(function.__code__):
-            module = sys.modules.get(name)
-            if module is not None and is_of_program(module):
-                plain = [k for k, v in vars(module).items() if not isinstance(v, _CODE)]
-                self._visit_names(vars(module), tuple(plain), f"{name}.")
+            if name in sys.modules:
+                self.pending.append((sys.modules[name], name))
 
     def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...]) -> None:
-        """A global, and attributes of it as long as it is a module of the program's."""
+        """A global, and attributes of it as long as it is a module."""
         path = ""
         for name in chain:
-            self._visit_names(scope, (name,), path)
-            value = scope.get(name)
-            if not isinstance(value, types.ModuleType) or not is_of_program(value):
+            self.found.dicts.append((scope, (name,)))
+            value = scope.get(name, self)
+            if value is self:
+                self._note(path + name, "it is not there")
                 return
+            if not isinstance(value, types.ModuleType):
+                self.pending.append((value, path + name))
+                return
+            self._note(path + name, Object(type(value), id(value)))
             scope, path = vars(value), f"{path}{name}."
 
-    def _visit_names(self, scope: dict[str, Any], names: tuple[str, ...], prefix: str) -> None:
-        self.found.dicts.append((scope, names))
-        self.pending += [(scope[name], prefix + name) for name in names if name in scope]
+    def _visit_module(self, module: types.ModuleType, path: str) -> None:
+        """A module as a value. The program's own may have any attribute read."""
+        self._note(path, Object(type(module), id(module)))
+        if is_of_program(module):
+            plain = tuple(
+                k for k, v in vars(module).items() if not isinstance(v, _CODE) and k[:2] != "__"
+            )
+            self.found.dicts.append((vars(module), plain))
+            self.pending.extend((vars(module)[name], f"{path}.{name}") for name in plain)
 
-    def _visit_class(self, type_: type) -> None:
-        """The methods and attributes of the program's own classes."""
-        for class_ in type_.__mro__:
-            if not _is_of_program(class_):
-                continue
-            scope = gc.get_referents(vars(class_))[0]  # of the mappingproxy
-            if not isinstance(scope, dict) or id(scope) in self._seen:
-                continue
-            self._seen[id(scope)] = scope
-            names = tuple(name for name in scope if not name.startswith("__") or name == "__call__")
-            self._visit_names(scope, names, f"{class_.__name__}.")
+    def _visit_method(self, method: types.MethodType, path: str) -> None:
+        self.pending.append((method.__self__, f"{path}.__self__"))
+        self.pending.append((method.__func__, path))
 
-    def _visit_instance(self, value: Any, path: str) -> None:
+    def _visit_builtin(self, function: Any, path: str) -> None:
+        self._note(path, function.__qualname__)
+        if not isinstance(function.__self__, (types.ModuleType, type(None))):
+            self.pending.append((function.__self__, f"{path}.__self__"))
+
+    def _visit_wrapped(self, value: Any, path: str) -> None:
+        self.pending.append((value.__func__, path))
+
+    def _visit_property(self, value: property, path: str) -> None:
+        self.pending.extend((of, path) for of in (value.fget, value.fset) if of is not None)
+
+    def _visit_partial(self, value: Any, path: str) -> None:
+        for name in ("func", "args", "keywords"):
+            self.pending.append((getattr(value, name), f"{path}.{name}"))
+
+    def _visit_reference(self, value: Any, path: str) -> None:
+        self._probe(f"{path}()", lambda: id(value()))
+        self.pending.append((value(), f"{path}()"))
+
+    def _visit_class(self, type_: type, path: str) -> None:
+        """Attributes of the program's own classes; of others which objects they are."""
+        self._note(path, Object(type, id(type_)))
+        for class_ in [*type_.__mro__, *type(type_).__mro__]:
+            if class_ in (object, type) or not (class_ is type_ or self._is_new(class_)):
+                continue
+            getattr(class_, "__doc__", None)  # gives it a version
+            self.found.classes.append(class_)
+            names = [name for name in vars(class_) if name not in _OF_PYTHON]
+            values = [vars(class_)[name] for name in names]
+            if _is_of_program(class_):
+                self._note(f"{class_.__name__}#attributes", tuple(names))
+                self.pending.extend(
+                    (value, f"{class_.__name__}.{name}")
+                    for name, value in zip(names, values, strict=True)
+                )
+            else:
+                self._note(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
+
+    # Instances.
+
+    def _visit_instance(self, value: Any, path: str, is_opaque: bool) -> None:
         type_ = type(value)
+        self._note(f"{path}.__class__", Object(type, id(type_)))
         if hasattr(type_, "graphed_attributes"):
             self._probe(f"{path}#attributes", value.graphed_attributes)
-        if str(type_.__module__).startswith((*_COMPILER, *_LEFT_ALONE)):
+        if _is_left_alone(type_):
+            self._note(path, Object(type_, id(value)))
             return
+        if type_.__module__ != "builtins" and self._is_new(type_):
+            self._visit_class(type_, type_.__name__)
         if isinstance(value, torch.optim.Optimizer):
-            self.found.optimizers[path] = value
-        self._visit_class(type_)
+            self.found.optimizers.append(value)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            is_module = isinstance(value, torch.nn.Module)
-            self._visit_dict(attributes, path, lambda key: f"{path}.{key}")
-            for part in ("_parameters", "_buffers", "_modules") if is_module else ():
-                self._visit_children(attributes.get(part), path)
-        for class_ in type_.__mro__:
-            slots = vars(class_).get("__slots__", ()) if _is_of_program(class_) else ()
-            for name in (slots,) if isinstance(slots, str) else slots:
-                self._probe(f"{path}.{name}", functools.partial(_key_of_attribute, value, name))
-                self.pending.append((getattr(value, name, None), f"{path}.{name}"))
+            self.found.instances.append(value)
+            self._visit_attributes(value, attributes, path)
+        has_slots = self._visit_slots(value, path)
         probe = _probe_of(value)
         if probe is not None:
             self._probe(path, probe)
-        elif hasattr(type_, "__next__") and attributes is None:
-            raise Unseen(f"{path} is an iterator whose place cannot be seen")
+        elif is_opaque and not has_slots and not isinstance(attributes, dict):
+            if hasattr(type_, "__next__"):
+                raise Unseen(f"{path} is an iterator whose place cannot be seen")
+            self._note(path, Object(type_, id(value)))
 
-    def _visit_children(self, children: Any, path: str) -> None:
-        """A module's, with the paths that a program would write."""
-        if isinstance(children, dict) and id(children) not in self._seen:
-            self._seen[id(children)] = children
-            self._visit_dict(children, path, lambda key: f"{path}.{key}")
+    def _visit_attributes(self, value: Any, attributes: dict[str, Any], path: str) -> None:
+        if not self._is_new(attributes):
+            self._note(f"{path}.__dict__", ("met", self._numbers[id(attributes)]))
+            return
+        if isinstance(value, torch.nn.Module):  # with the paths that a program would write
+            for name in ("_parameters", "_buffers", "_modules"):
+                children = attributes.get(name)
+                if isinstance(children, dict) and self._is_new(children):
+                    self._visit_dict(children, f"{path}.", attributes=True)
+        self._visit_dict(attributes, f"{path}.", attributes=True)
 
-    def _probe(self, path: str, probe: Callable[[], Any]) -> None:
-        self.found.probes.append((path, probe))
+    def _visit_slots(self, value: Any, path: str) -> bool:
+        """Also private ones, whose names have the class's in them."""
+        found = False
+        for class_ in type(value).__mro__:
+            if "__slots__" not in vars(class_):
+                continue
+            for name, member in list(vars(class_).items()):
+                if isinstance(member, types.MemberDescriptorType):
+                    found = True
+                    get = functools.partial(_slot_of, value, member)
+                    self._probe(f"{path}.{name}", functools.partial(_key_of, get))
+                    self.pending.append((get(), f"{path}.{name}"))
+        return found
 
 
-def _defaults_of(function: types.FunctionType) -> tuple[Any, Any]:
-    return function.__defaults__, function.__kwdefaults__
-
-
-def _is_of_program(class_: type) -> bool:
-    module = sys.modules.get(class_.__module__)
-    if module is None:
-        return False
-    if class_.__module__ == "__main__":
-        return True
-    return is_of_program(module)
+# The first of these kinds that an object is of; what is of none is an instance, or opaque.
+_VISITS: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
+    (dict, _Walk._visit_dict),
+    (list, _Walk._visit_list),
+    (tuple, _Walk._visit_items),
+    ((set, frozenset), _Walk._visit_set),
+    (collections.deque, _Walk._visit_deque),
+    (types.MappingProxyType, _Walk._visit_proxy),
+    (types.FunctionType, _Walk._visit_function),
+    (types.ModuleType, _Walk._visit_module),
+    (types.MethodType, _Walk._visit_method),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), _Walk._visit_builtin),
+    ((staticmethod, classmethod), _Walk._visit_wrapped),
+    (property, _Walk._visit_property),
+    (functools.partial, _Walk._visit_partial),
+    (weakref.ReferenceType, _Walk._visit_reference),
+    (type, _Walk._visit_class),
+)
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
@@ -291,46 +385,77 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 
 def _values_of(tensor: torch.Tensor) -> Any:
     """Of a large one, how often operators have written to it."""
-    if tensor.nbytes <= _LARGEST_ARRAY:
-        return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
+    if tensor.nbytes <= _LARGEST_ARRAY and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return None if tensor.is_inference() else tensor._version
+
+
+def _is_left_alone(type_: type) -> bool:
+    module = str(type_.__module__)
+    return any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE)
+
+
+def _is_of_program(class_: type) -> bool:
+    module = sys.modules.get(str(class_.__module__))
+    return class_.__module__ == "__main__" or (module is not None and is_of_program(module))
 
 
 def _key(value: Any) -> Any:
     """What is compared of an element: itself if that is a value, or else which object it is."""
-    return value if isinstance(value, _ATOMS) and value == value else id(value)
+    return (type(value), value) if type(value) in _ATOMS and value == value else id(value)
 
 
-def _key_of_attribute(value: Any, name: str) -> Any:
-    return _key(getattr(value, name, None))
+def _key_of(get: Callable[[], Any]) -> Any:
+    return _key(get())
+
+
+def _slot_of(value: Any, member: Any) -> Any:
+    try:
+        return member.__get__(value)
+    except AttributeError:  # nothing was assigned yet
+        return None
 
 
 def _probe_of(value: Any) -> Callable[[], Any] | None:
     """A function that tells where an object stands; None for what needs none, or cannot be asked."""
     if isinstance(value, types.GeneratorType):
-        return lambda: value.gi_frame.f_lasti if value.gi_frame is not None else None
+        return functools.partial(_place_of_generator, value)
     if isinstance(value, itertools.count):
         return lambda: repr(value)
     if isinstance(value, random.Random):
         return lambda: hash(value.getstate())
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
         return lambda: value.get_state().numpy().tobytes()
-    if type(value).__module__.split(".")[0] == "numpy":
-        return _probe_of_numpys(value)
     if isinstance(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
         return lambda: bytes(value)
     if isinstance(value, contextvars.ContextVar):
         return lambda: _key(value.get(None))
     if isinstance(value, io.IOBase):
         return lambda: value.tell() if not value.closed and value.seekable() else None
-    if hasattr(type(value), "__length_hint__"):
+    if isinstance(value, threading.local):
+        return lambda: tuple((name, _key(item)) for name, item in vars(value).items())
+    if isinstance(value, (float, int, str, bytes)):  # of a class of its own
+        plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
+        return lambda: plain.__repr__(value)
+    if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+        return lambda: value.cache_info()[1:]  # without hits
+    if type(value).__module__.split(".")[0] == "numpy":
+        return _probe_of_numpys(value)
+    if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
         return lambda: value.__length_hint__()
     return None
+
+
+def _place_of_generator(generator: Any) -> Any:
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    return frame.f_lasti, tuple((name, _key(item)) for name, item in frame.f_locals.items())
 
 
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
     if hasattr(value, "bit_generator"):
         return lambda: repr(value.bit_generator.state)
     if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
-        return lambda: value.tobytes()
+        return lambda: (value.dtype, value.shape, value.tobytes())
     return None

@@ -30,7 +30,8 @@ class Arguments:
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """None for arguments in a structure of the program's that cannot be compared."""
+    """None for arguments that cannot be compared: a structure without a hash, or tensors of a class of
+    the program's, or with attributes."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     objects: dict[str, Any] = {}
@@ -39,6 +40,8 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | Non
     known: dict[int, int] = {}  # by identity
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or vars(leaf):
+                return None
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))
             if number == len(tensors):
                 tensors.append(leaf)
@@ -56,12 +59,29 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | Non
     return Arguments(leaves, spec, tensors, numbers, objects, key)
 
 
+def is_same_structure(arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the containers that are passed still have what they had."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    pairs = zip(leaves, arguments.leaves, strict=False)
+    return spec == arguments.spec and all(a is b for a, b in pairs)
+
+
 def put_together(arguments: Arguments, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with other tensors, for a call."""
     numbers = arguments.numbers
     leaves = [tensors[numbers[i]] if i in numbers else leaf for i, leaf in enumerate(arguments.leaves)]
     args, kwargs = pytree.tree_unflatten(leaves, arguments.spec)
     return args, kwargs
+
+
+def layouts_of(arguments: Arguments) -> list[Any]:
+    """What a callable could change of the tensors that are passed, besides their contents."""
+    return [
+        (t.shape, t.stride(), t.storage_offset(), t.dtype, t.requires_grad, t.data_ptr(), id(t.grad))
+        if t.layout == torch.strided and t.is_leaf
+        else t.layout
+        for t in arguments.tensors
+    ]
 
 
 def _modes() -> Hashable:
@@ -71,6 +91,7 @@ def _modes() -> Hashable:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
+        torch.initial_seed(),
         torch.is_autocast_cache_enabled(),
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cuda", "cpu")),
     )

@@ -33,6 +33,7 @@ from pygraph.callables.observed_call import (
     calling_line,
     fate,
     in_this_thread,
+    kinds_of,
     unfit_result,
 )
 from pygraph.callables.signature import Arguments, put_together
@@ -92,7 +93,7 @@ class StepFunction:
         self._form = form
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
-        self._call = threading.local()  # `inputs`, `arguments`, `result` of the call under way
+        self._call = threading.local()  # `inputs`, `make`, `result` of the call under way
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -111,21 +112,22 @@ class StepFunction:
         return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
 
     @contextlib.contextmanager
-    def calling(self, arguments: Arguments, inputs: list[Any]) -> Iterator[None]:
-        """Around one call: ``inputs`` are what makes it the call and no rehearsal."""
-        self._call.inputs, self._call.arguments = list(inputs), arguments
+    def calling(self, call: Callable[[], Any], inputs: list[Any]) -> Iterator[None]:
+        """Around one call, which ``call`` makes, uncaptured: ``inputs`` are what makes it the call and
+        no rehearsal."""
+        self._call.inputs, self._call.make = list(inputs), call
         self._call.result = None
         try:
             yield
         finally:
-            self._call.inputs = self._call.arguments = None
+            self._call.inputs = self._call.make = None
             self._call.result = None
 
     def result(self, outputs: Any) -> tuple[Any, bool]:
         """The result of the call under way, and whether the callable itself has made it."""
         if self._call.result is not None:
             return self._call.result[0], True
-        count = self._form.leaf_count
+        count = len(self._form.kinds)
         for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
             tensor.grad = gradient
         for tensor in self._around.cleared:
@@ -138,22 +140,32 @@ class StepFunction:
         inputs.clear()
         own = getattr(self._call, "inputs", None)
         if own is not None and all(a is b for a, b in zip(given, own, strict=True)):
-            return self._run(self._call.arguments, given, is_call=True)
+            return self._make_call()
         return self.rehearse(given)
 
-    def _run(self, arguments: Arguments, given: list[Any], is_call: bool) -> tuple[Any, ...]:
-        args, kwargs = put_together(arguments, given[: self._tensor_count])
+    def _make_call(self) -> tuple[Any, ...]:
+        leaves, spec = pytree.tree_flatten(self._call.make())
+        leaves = self._detached(leaves)
+        self._call.result = (pytree.tree_unflatten(leaves, spec),)
+        return self._outputs(leaves)
+
+    def _run(self, given: list[Any]) -> tuple[Any, ...]:
+        """On other tensors than the call's."""
+        args, kwargs = put_together(self._example, given[: self._tensor_count])
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
-        detached = self._form.detached
-        leaves = [leaf.detach() if i in detached else leaf for i, leaf in enumerate(leaves)]
-        if is_call:
-            self._call.result = (pytree.tree_unflatten(leaves, spec),)
-        else:
-            failure = unfit_result(leaves)
-            if spec != self._form.spec:
-                failure = "it returns another structure than it did before"
-            if failure:
-                raise NotGraphable(failure)
+        leaves = self._detached(leaves)
+        failure = unfit_result(leaves)
+        if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
+            failure = "it returns another structure than it did before"
+        if failure:
+            raise NotGraphable(failure)
+        return self._outputs(leaves)
+
+    def _detached(self, leaves: list[Any]) -> list[Any]:
+        positions = self._form.detached
+        return [leaf.detach() if i in positions else leaf for i, leaf in enumerate(leaves)]
+
+    def _outputs(self, leaves: list[Any]) -> tuple[Any, ...]:
         return (*leaves, *[tensor.grad for tensor in self._around.made])
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
@@ -172,7 +184,7 @@ class StepFunction:
             torch.clear_autocast_cache()
             undo.callback(torch.clear_autocast_cache)
             try:
-                outputs = self._run(self._example, given, is_call=False)
+                outputs = self._run(given)
                 self._check_gradients(kept)
                 return outputs
             except (torch.OutOfMemoryError, NotGraphable):

@@ -16,14 +16,14 @@ from pygraph import runtime
 from pygraph.callables.fused_optimizers import followed_groups, fused_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
-from pygraph.callables.signature import Arguments
+from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction, Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
 
 # Observed calls that change something on the host, after which the callable is taken to do so always.
-_MOST_OBSERVED = 4
+_MOST_OBSERVED = 8
 _COMPARED_CALLS = 2  # after the verification: with it, three in a row
 
 
@@ -53,10 +53,16 @@ class Variant:
         if device is None:
             self.refusal = "it has no tensors on a GPU"
             return self._function(*args, **kwargs)
-        groups = fused_groups(before.found.optimizers.values())
+        groups = fused_groups(before.found.optimizers)
         rates = [group["lr"] for group in groups]
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
-        seen = observed_call(lambda: self._function(*args, **kwargs), arguments, before, device)
+        seen = observed_call(
+            lambda: self._function(*args, **kwargs),
+            lambda: not is_same_structure(arguments, args, kwargs),
+            arguments,
+            before,
+            device,
+        )
         self.observed += 1
         self.host = seen.host
         if [group["lr"] for group in groups] != rates:
@@ -75,7 +81,7 @@ class Variant:
         self.refusal = seen.refusal
         if seen.refusal:
             return
-        groups = fused_groups(seen.host.found.optimizers.values())
+        groups = fused_groups(seen.host.found.optimizers)
         around = Surroundings(seen.host, seen.state, seen.gradients, groups, device)
         step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
@@ -94,8 +100,8 @@ class Variant:
         self.partition = Partition(step, info, self._options)
 
     def is_alive(self) -> bool:
-        """Whether the memory that it uses is still that of the program's tensors."""
-        return self._around is not None and bool(self._around.state.is_valid)
+        """Whether the memory that it uses, if that is known, is still that of the program's tensors."""
+        return self._around is None or bool(self._around.state.is_valid)
 
     def fits(self, arguments: Arguments) -> bool:
         """Whether a graph of this variant would compute what the callable computes now, as far as
@@ -112,16 +118,21 @@ class Variant:
         tensors = [*arguments.tensors, *self._around.used_gradients()]
         return bool(self._around.state.is_shared_by(tensors))
 
-    def accept(self, now: HostState) -> None:
-        """Another state of the host that the callable cannot tell from the variant's own."""
+    def accept(self, now: HostState) -> bool:
+        """Another state of the host that the callable cannot tell from the variant's own. False if the
+        variant can: the groups of optimizers whose rates it follows are others."""
         assert self._around is not None
+        groups = fused_groups(now.found.optimizers)
+        if list(map(id, groups)) != list(map(id, self._around.groups)):
+            return False
         self.host = self._around.host = now
+        return True
 
-    def call(self, arguments: Arguments) -> Any:
-        """Makes a call that the variant fits."""
+    def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
+        """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
         inputs = self._step.inputs(arguments)
-        with self._step.calling(arguments, inputs):
+        with self._step.calling(make, inputs):
             outputs = self.partition.callable(inputs)
             result, is_own = self._step.result(outputs)
         if not is_own:
@@ -145,7 +156,7 @@ class Variant:
 def host_state(roots: dict[str, Any]) -> HostState:
     """The host's state, without the learning rates that graphs follow."""
     state = HostState(roots)
-    followed = followed_groups(fused_groups(state.found.optimizers.values()))
+    followed = followed_groups(fused_groups(state.found.optimizers))
     return HostState(roots, [(id(group), "lr") for group in followed]) if followed else state
 
 
