@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 _PYTHON_CALLS = {
     *("refuse", "deselect", "Attempt", "NotRelocatable", "PoolInUse", "OthersDraw", "ImportError"),
     *("VerificationError", "WrongReplay", "_refusing", "_gap", "Cut"),
-    *("_refuse", "NotGraphable", "TooMuch"),
+    *("_refuse", "NotGraphable", "Unseen"),
 }
 _PYTHON_NAMES = {"failure", "reason", "refusal"}
 _PYTHON_FUNCTIONS = {

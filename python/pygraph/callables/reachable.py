@@ -12,7 +12,8 @@ are found in its instructions. Each place has a path, as a program would write i
     the rest    what is to be watched at each call (host_state.py)
 
 Two walks find the same if and only if the callable could tell no difference, as far as can be seen.
-Not seen are sockets, files, clocks, what extensions keep, and arrays of more than 64 KiB.
+Not seen are sockets, the contents of files, clocks, what extensions keep, arrays of more than 64 KiB,
+and random numbers from a state that the callable puts back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import functools
 import gc
 import io
 import itertools
+import queue
 import random
 import sys
 import threading
@@ -289,7 +291,7 @@ class _Walk:
     def _visit_class(self, type_: type, path: str) -> None:
         """Attributes of the program's own classes; of others which objects they are."""
         self._note(path, Object(type, id(type_)))
-        for class_ in [*type_.__mro__, *type(type_).__mro__]:
+        for class_ in itertools.chain(type_.__mro__, type(type_).__mro__):
             if class_ in (object, type) or not (class_ is type_ or self._is_new(class_)):
                 continue
             getattr(class_, "__doc__", None)  # gives it a version
@@ -310,9 +312,12 @@ class _Walk:
     def _visit_instance(self, value: Any, path: str, is_opaque: bool) -> None:
         type_ = type(value)
         self._note(f"{path}.__class__", Object(type, id(type_)))
-        if hasattr(type_, "graphed_attributes"):
+        if hasattr(type_, "graphed_attributes"):  # a graphed callable inside of this one
             self._probe(f"{path}#attributes", value.graphed_attributes)
-        if _is_left_alone(type_):
+            self.pending.append((value.__wrapped__, path))
+        if isinstance(value, torch.jit.ScriptModule):
+            self._visit_script(value, path)
+        if _is_left_alone(type_) and not isinstance(value, torch.nn.Module):
             self._note(path, Object(type_, id(value)))
             return
         if type_.__module__ != "builtins" and self._is_new(type_):
@@ -342,6 +347,12 @@ class _Walk:
                 if isinstance(children, dict) and self._is_new(children):
                     self._visit_dict(children, f"{path}.", attributes=True)
         self._visit_dict(attributes, f"{path}.", attributes=True)
+
+    def _visit_script(self, module: Any, path: str) -> None:
+        """Its modes and tensors are not among its attributes."""
+        self._probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        self.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
 
     def _visit_slots(self, value: Any, path: str) -> bool:
         """Also private ones, whose names have the class's in them."""
@@ -437,7 +448,9 @@ def _probe_of(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, (float, int, str, bytes)):  # of a class of its own
         plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
         return lambda: plain.__repr__(value)
-    if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize
+    if isinstance(value, functools._lru_cache_wrapper):
         return lambda: value.cache_info()[1:]  # without hits
     if type(value).__module__.split(".")[0] == "numpy":
         return _probe_of_numpys(value)

@@ -108,7 +108,7 @@ class StepFunction:
     def inputs(self, arguments: Arguments) -> list[Any]:
         """The inputs of a call."""
         around = self._around
-        gradients = around.used_gradients()
+        gradients = map(_flat, around.used_gradients())  # which may be views of larger memory
         return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
 
     @contextlib.contextmanager
