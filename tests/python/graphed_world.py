@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import fused_optimizers, graphed, reachable, variant
+from pygraph.callables import fused_optimizers, reachable, variant
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -74,5 +74,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     monkeypatch.setattr(variant, "device_of", lambda tensors: tensors[0].device if tensors else None)
     monkeypatch.setattr(reachable, "is_on_host", lambda tensor: False)
     monkeypatch.setattr(fused_optimizers, "_RATE", torch.float64)  # the CPU's kernels take doubles
-    monkeypatch.setattr(graphed, "_may_be_served", lambda: True)
     return Replaying

@@ -279,6 +279,8 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     parsed = options.own({"lanes": 1} | chosen)
     if function is None:
         return lambda given: Graphed(given, parsed)
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(Graphed(function.__func__, parsed))
     if not callable(function):
         raise TypeError(f"pygraph.graph takes a callable, not {type(function).__name__}")
     return Graphed(function, parsed)

@@ -291,7 +291,8 @@ class _Walk:
     def _visit_class(self, type_: type, path: str) -> None:
         """Attributes of the program's own classes; of others which objects they are."""
         self._note(path, Object(type, id(type_)))
-        for class_ in itertools.chain(type_.__mro__, type(type_).__mro__):
+        metaclass: type = type(type_)
+        for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
             if class_ in (object, type) or not (class_ is type_ or self._is_new(class_)):
                 continue
             getattr(class_, "__doc__", None)  # gives it a version
