@@ -33,12 +33,17 @@ def main() -> None:
     import torch
 
     from . import faulty
-    from .check import UNCAPTURED, check
+    from .check import Outcome, check, run_uncaptured
+    from .program import UNCAPTURED
     from .series import FatalError
 
     torch.set_num_threads(1)
     device = "cuda:0" if args.device == "cuda" else args.device
     wrap = faulty.wrap(args.fault) if args.fault else _default_wrap(device)
+
+    def say_series(name: str) -> None:
+        print(json.dumps({"series": name}), file=replies, flush=True)
+
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -46,14 +51,18 @@ def main() -> None:
         faulthandler.dump_traceback_later(max(1, seconds - 2))  # into the log, before the parent acts
         try:
             program = _program(request)
-            outcome = check(program, device, wrap)
-            if outcome.leaked:  # what is made once in a process is not made again
-                outcome.leaked = check(program, device, wrap).leaked
+            if "uncaptured_runs" in request:
+                say_series(UNCAPTURED)
+                for _ in range(request["uncaptured_runs"]):
+                    run_uncaptured(program, device)
+                outcome = Outcome(program.seed, program.level, "equal")
+            else:
+                outcome = check(program, device, wrap, say_series)
+                if outcome.leaked:  # what is made once in a process is not made again
+                    outcome.leaked = check(program, device, wrap, say_series).leaked
             reply: dict[str, Any] = dataclasses.asdict(outcome)
         except FatalError as error:
-            of_pytorch = str(error).startswith(UNCAPTURED)
-            verdict = "crashed uncaptured" if of_pytorch else "crashed"
-            reply = {"verdict": verdict, "detail": str(error).splitlines()}
+            reply = {"verdict": "crashed", "detail": str(error).splitlines()}
             print(json.dumps(reply), file=replies, flush=True)
             os._exit(LOST)
         except Exception as error:

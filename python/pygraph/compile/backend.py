@@ -156,6 +156,7 @@ def _compile_with_graphs(
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         # Before Inductor changes the graph.
         facts = Facts(len(inputs), attachment.random_state_inputs(gm))
+        places_itself = attachment.places_its_work_itself(gm)
         kind = attachment.kind_of(kwargs)
         graph_pass = functools.partial(
             GraphPass,
@@ -168,6 +169,10 @@ def _compile_with_graphs(
         with scope(), inductor_config.patch(post_grad_custom_post_pass=passes):
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
+        if places_itself:
+            runtime.notice_once(attachment.PLACES_ITSELF)
+            compiled_here.append(None)
+            return compiled
         if observation is not None:
             compilation.graphs += observation.graphs[noted:]
         if is_warm:
