@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="0: one per core")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--folder", default="build/fuzz")
-    parser.add_argument("--fault", default="", help="graphs that are wrong on purpose (faulty.py)")
+    parser.add_argument("--fault", default="", help='wrong graphs (faulty.py), or "none": no graphs')
     report = run(parser.parse_args())
     shown = {key: value for key, value in report.items() if key != "failures"}
     print(json.dumps(shown, indent=1))

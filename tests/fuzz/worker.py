@@ -32,14 +32,13 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     import torch
 
-    from . import faulty
     from .check import Outcome, check, run_uncaptured
     from .program import UNCAPTURED
     from .series import FatalError
 
     torch.set_num_threads(1)
     device = "cuda:0" if args.device == "cuda" else args.device
-    wrap = faulty.wrap(args.fault) if args.fault else _default_wrap(device)
+    wrap = _wrap(args.fault, device)
 
     def say_series(name: str) -> None:
         print(json.dumps({"series": name}), file=replies, flush=True)
@@ -88,11 +87,14 @@ def _is_lost(device: str) -> bool:
     return False
 
 
-def _default_wrap(device: str) -> Any:
-    """Without a GPU, programs are compared with themselves, which checks the fuzzer."""
-    from . import partition_level
+def _wrap(fault: str, device: str) -> Any:
+    """What makes the graphed form of a partition function. Without a GPU, or with the fault "none",
+    programs are compared with themselves, which checks the fuzzer, and shows what PyTorch does alone."""
+    from . import faulty, partition_level
 
-    return partition_level.graphed if device.startswith("cuda") else partition_level.direct
+    if fault == "none" or not (fault or device.startswith("cuda")):
+        return partition_level.direct
+    return faulty.wrap(fault) if fault else partition_level.graphed
 
 
 def _program(request: dict[str, Any]) -> Any:
