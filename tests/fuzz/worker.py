@@ -89,7 +89,7 @@ def _is_lost(device: str) -> bool:
 
 def _wrap(fault: str, device: str) -> Any:
     """What makes the graphed form of a partition function. Without a GPU, or with the fault "none",
-    programs are compared with themselves, which checks the fuzzer, and shows what PyTorch does alone."""
+    programs are compared with themselves: that checks the fuzzer and shows what PyTorch does alone."""
     from . import faulty, partition_level
 
     if fault == "none" or not (fault or device.startswith("cuda")):

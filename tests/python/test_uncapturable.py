@@ -66,8 +66,8 @@ _NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
     ("text", "operator"),
     [
         (
-            "the two recordings differ: operator aten::_foreach_norm, node 0, a memcpy, uses other host "
-            "memory",
+            "the two recordings differ: operator aten::_foreach_norm, node 0, a memcpy, "
+            "uses other host memory",
             "aten::_foreach_norm",
         ),
         (
@@ -81,7 +81,7 @@ _NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
             "",
         ),
         ("the two recordings differ: operator aten::add, node 0, a memcpy, has another extent", ""),
-        ("the two recordings differ: operator mine::add, node 0, a memcpy, uses other host memory", ""),
+        ("the two recordings differ: operator my::add, node 0, a memcpy, uses other host memory", ""),
     ],
 )
 def test_an_operator_that_copies_from_its_own_host_memory_is_named(text: str, operator: str) -> None:
