@@ -93,7 +93,9 @@ def tell(steps: int = 1) -> None:
     graphs = install(pytest.MonkeyPatch())
     weight = torch.eye(3, requires_grad=True)
 
-    @torch.compile(backend="pygraph", options={"pygraph.patches": "none", "pygraph.warm_start": True})
+    @torch.compile(
+        backend="pygraph", options={"pygraph.patches": "warm_start", "pygraph.warm_start": True}
+    )
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(torch.mm(x, weight), weight)
 

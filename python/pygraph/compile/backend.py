@@ -58,7 +58,7 @@ class Backend:
         """
         polyfills.register()
         config = options_module.parse(mode, options)
-        reason = runtime.unavailable_reason()
+        reason = runtime.unavailable_reason() or barriers.why_not() or None
         if not config.graphs or reason is not None:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
@@ -188,13 +188,19 @@ def _compile_with_graphs(
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
-    is_warm = is_warm and warm_start.is_possible()
+    is_warm = is_warm and _loads_for_us(config)
     with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
     return function  # type: ignore[no-any-return]
+
+
+def _loads_for_us(config: BackendConfig) -> bool:
+    """Whether the patch with which AOTAutograd's cache serves PyGraph is asked for, and in place."""
+    name = "warm_start"
+    return name in config.own.patches and not torch_patches.provide(name)
 
 
 @contextlib.contextmanager
