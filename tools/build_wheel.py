@@ -77,7 +77,7 @@ def set_platform(wheel: Path) -> Path:
             if symbols:
                 raise RuntimeError(f"{name} is no {_PLATFORM}: it needs {', '.join(symbols)}")
     command = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", _PLATFORM]
-    done = subprocess.run([*command, str(wheel)], check=True, capture_output=True, text=True)
+    done = subprocess.run([*command, str(wheel)], check=True, stdout=subprocess.PIPE, text=True)
     return wheel.with_name(done.stdout.split()[-1])
 
 
