@@ -21,7 +21,7 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.compile import attachment, barriers, warm_start, wrapper_bypass
+from pygraph.compile import attachment, barriers, kernel_origins, warm_start, wrapper_bypass
 from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
@@ -138,6 +138,7 @@ def _compile_with_graphs(
     if observation is not None:
         observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         patches["force_disable_caches"] = True  # a program from the cache would tell nothing
+        patches.update(kernel_origins.SETTINGS)
     # One per graph that was compiled within compile_fx, or loaded by AOTAutograd.
     compiled_here: list[wrapper_bypass.Shortcut | None] = []
     loaded: list[wrapper_bypass.Shortcut | None] = []
@@ -175,6 +176,8 @@ def _compile_with_graphs(
             return compiled
         if observation is not None:
             compilation.graphs += observation.graphs[noted:]
+            with runtime.harmless("noting where kernels come from"):
+                observation.note_origins(kernel_origins.origins_of(compiled))
         if is_warm:
             warm_start.keep(getattr(compiled, "_fx_graph_cache_key", None), facts)
         metadata = attachment.current_metadata()
