@@ -122,6 +122,16 @@ def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
             return list(of)
 
 
+def release_workspaces() -> None:
+    """Releases what graphs keep of internal memory between replays; the next replay of each asks for
+    it again. Thread-safe. Never raises."""
+    with harmless("releasing graphs' memory"):
+        for partition in all_partitions():
+            for entry in list(partition.entries.values()):
+                if entry.graph is not None:
+                    entry.graph.release_workspace()
+
+
 def note(level: int, text: str, *values: object) -> None:
     """Logs something in the middle of a call, which a handler of the user's must not end."""
     with contextlib.suppress(Exception):
