@@ -11,5 +11,6 @@ void bind_torch_patches(pybind11::module_& m);
 void bind_tensors(pybind11::module_& m);
 void bind_replay(pybind11::module_& m);
 void bind_record(pybind11::module_& m);
+void bind_callables(pybind11::module_& m);
 
 }  // namespace pygraph::bindings

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <vector>
@@ -18,6 +19,12 @@ inline pybind11::object steal(PyObject* object) {
 
 inline c10::Device cuda_device(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+// Throws TypeError for what is not a torch.device.
+inline c10::Device device_of(const pybind11::object& device) {
+  if (!THPDevice_Check(device.ptr())) throw pybind11::type_error("not a torch.device");
+  return reinterpret_cast<THPDevice*>(device.ptr())->device;
 }
 
 // The tensors of a list that holds nothing else.

@@ -22,4 +22,5 @@ PYBIND11_MODULE(PYGRAPH_ENGINE, m) {
   bind_tensors(m);
   bind_replay(m);
   bind_record(m);  // its results are what bind_replay() has bound
+  bind_callables(m);
 }

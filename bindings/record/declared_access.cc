@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "record/node_count.h"
+#include "record/operator_schema.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -37,51 +38,14 @@ bool is_listed(const at::RecordFunction& function) {
   return std::ranges::find(kListed, std::string_view(function.name())) != kListed.end();
 }
 
-// Whether PyTorch itself defines the operator, with a schema that says what it writes. (Schemas of
-// c10d do not.)
-bool is_own(std::string_view name) {
-  constexpr std::array<std::string_view, 3> kNamespaces = {
-      "aten::", "prims::", "_c10d_functional::"};
-  // Runs the operators of a whole backward in other threads.
-  if (name == "aten::_backward") return false;
-  return std::ranges::any_of(kNamespaces, [&](auto prefix) { return name.starts_with(prefix); });
-}
-
-// Whether the tensor's storage is all the memory that an operator finds in it. That of sparse
-// tensors, of wrappers of torch.func, and of subclasses in Python lies in other tensors.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python);
-}
-
-// Arguments of PyTorch's operators that are written although their schemas do not say so: the
-// statistics of batch normalisations, and what cuDNN's recurrent networks keep for their backward.
-constexpr std::array<std::string_view, 7> kUnmarked = {
-    "running_mean", "running_var",   "reserve",      "reserveSpace",
-    "weight_buf",   "dropout_state", "reservedSpace"};
-
-bool is_marked(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
-// Whether an operator of PyTorch's own may write to the argument.
-bool may_write(const c10::FunctionSchema& schema, const c10::Argument& argument) {
-  if (is_marked(argument)) return true;
-  if (std::ranges::find(kUnmarked, argument.name()) != kUnmarked.end()) return true;
-  // In-place by its name, and nothing marked.
-  return schema.name().ends_with('_') && std::ranges::none_of(schema.arguments(), is_marked);
-}
-
 thread_local OperatorLog* t_log = nullptr;
 
 // Calls `visit` for each tensor on a GPU in the value.
 template <typename Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (tensor.defined() && tensor.is_cuda()) visit(tensor);
-  } else if (value.isTensorList() || value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
-  }
+void for_each_gpu_tensor(const c10::IValue& value, const Visit& visit) {
+  for_each_tensor(value, [&](const at::Tensor& tensor) {
+    if (tensor.is_cuda()) visit(tensor);
+  });
 }
 
 // Also the address past its end, from which a kernel may count backwards. (Where something else
@@ -166,7 +130,7 @@ OperatorLog::~OperatorLog() {
 // PyTorch hands the callbacks on to threads that work for this one (autograd's): what they launch
 // is no known operator's. It swallows exceptions, so they are kept for declare_accesses().
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
-  if (t_log == nullptr) return nullptr;
+  if (t_log == nullptr || !is_operator(function.name())) return nullptr;
   const int depth = t_log->depth_++;
   const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
   try {
@@ -213,7 +177,7 @@ void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& functio
   const bool is_described = !is_foreign && schema && schema->arguments().size() == inputs.size();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written = !is_described || may_write(*schema, schema->arguments()[i]);
-    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+    for_each_gpu_tensor(inputs[i], [&](const at::Tensor& tensor) {
       op.is_foreign |= !is_plain(tensor);
       if (!tensor.has_storage()) return;
       op.arguments.push_back(storage_of(tensor));
@@ -224,7 +188,7 @@ void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& functio
 
 void OperatorLog::note_tensors(Operator& op, const at::RecordFunction& function) {
   for (const c10::IValue& input : function.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) {
+    for_each_gpu_tensor(input, [&](const at::Tensor& tensor) {
       if (tensor.has_storage()) op.arguments.push_back(storage_of(tensor));
     });
   }
@@ -239,7 +203,7 @@ void OperatorLog::enter_listed(const at::RecordFunction& function) {
   if (!is_known_) return;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const c10::AliasInfo* alias = schema->arguments()[i].alias_info();
-    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+    for_each_gpu_tensor(inputs[i], [&](const at::Tensor& tensor) {
       if (!tensor.has_storage()) {
         is_known_ = false;
         return;
@@ -254,7 +218,7 @@ void OperatorLog::enter_listed(const at::RecordFunction& function) {
 }
 
 void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-  if (t_log == nullptr) return;
+  if (t_log == nullptr || !is_operator(function.name())) return;
   OperatorLog& log = *t_log;
   if (is_listed(function) && --log.listed_depth_ == 0) {
     log.listed_.last = count_nodes(log.driver_, log.stream_);

@@ -1,6 +1,5 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/Device.h>
 
 #include <algorithm>
 
@@ -28,11 +27,6 @@ RouteOutput route_output(const OutputOfRoute& output) {
   RouteOutput result{is_output ? RouteSource::kOutput : RouteSource::kArgument, index, {}};
   if (view) result.view = {std::get<0>(*view), std::get<1>(*view), std::get<2>(*view)};
   return result;
-}
-
-c10::Device device_of(const py::object& device) {
-  if (!THPDevice_Check(device.ptr())) throw py::type_error("not a torch.device");
-  return reinterpret_cast<THPDevice*>(device.ptr())->device;
 }
 
 int driver_version() {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pygraph._version import __version__
 
 if TYPE_CHECKING:
+    from pygraph.callables.graphed import graph
     from pygraph.report import Report, explain
     from pygraph.report.stats import GraphStats, stats
     from pygraph.runtime import reset, uncaptured
@@ -30,6 +31,7 @@ __all__ = [
     "Status",
     "__version__",
     "explain",
+    "graph",
     "reset",
     "stats",
     "status",
@@ -42,6 +44,7 @@ _MODULES = {
     "Report": "report",
     "Status": "torch_patches",
     "explain": "report",
+    "graph": "callables.graphed",
     "reset": "runtime",
     "stats": "report.stats",
     "status": "torch_patches",

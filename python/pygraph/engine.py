@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     class Engine:
         """An engine's module as a type, which Python has none for (``_engine.pyi``)."""
 
+        CallObserver = _engine.CallObserver
         CapturedGraph = _engine.CapturedGraph
         DriverError = _engine.DriverError
         GivenAway = _engine.GivenAway
         GraphedCallable = _engine.GraphedCallable
         FreeObserver = _engine.FreeObserver
+        HostWatch = _engine.HostWatch
         NotGivenAway = _engine.NotGivenAway
         NotRelocatable = _engine.NotRelocatable
         RecordingPair = _engine.RecordingPair
+        State = _engine.State
+        StorageExchange = _engine.StorageExchange
         StreamNotReady = _engine.StreamNotReady
         WholeGraphCallable = _engine.WholeGraphCallable
         add_graph = staticmethod(_engine.add_graph)
@@ -40,8 +44,10 @@ if TYPE_CHECKING:
         clear_uncaptured_decisions = staticmethod(_engine.clear_uncaptured_decisions)
         compiled_call = staticmethod(_engine.compiled_call)
         driver_version = staticmethod(_engine.driver_version)
+        flat_tensor = staticmethod(_engine.flat_tensor)
         free_blas_workspaces = staticmethod(_engine.free_blas_workspaces)
         free_pool = staticmethod(_engine.free_pool)
+        gradient_pattern = staticmethod(_engine.gradient_pattern)
         given_away = staticmethod(_engine.given_away)
         graphed_callable = staticmethod(_engine.graphed_callable)
         has_transform_wrapper = staticmethod(_engine.has_transform_wrapper)

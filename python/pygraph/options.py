@@ -128,6 +128,11 @@ def _check_inductor_option(key: str) -> None:
         )
 
 
+def own(options: dict[str, Any]) -> Options:
+    """PyGraph's options from their names without the prefix. Raises ValueError as ``parse`` does."""
+    return Options(**dict(_own_option(_PREFIX + name, value) for name, value in options.items()))
+
+
 def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
     """Splits what ``torch.compile`` passes into our options and Inductor's.
 

@@ -22,8 +22,11 @@ log = logging.getLogger("pygraph")
 class AnyPartition(Protocol):
     """The interface of :class:`pygraph.partition.partition.Partition` for lower packages."""
 
-    info: Any
-    entries: dict[bytes, Any]
+    @property
+    def info(self) -> Any: ...
+
+    @property
+    def entries(self) -> dict[Any, Any]: ...
 
     def reset(self) -> None: ...
 

@@ -13,7 +13,7 @@ _BINDINGS = _ROOT / "bindings"
 _HEADERS = _ROOT / "include" / "pygraph"
 
 # The folders of bindings/, from the ground up. Headers outside of them lie below all, module.cc above.
-_FLOORS = ("torch_private", "tensors", "replay", "record")
+_FLOORS = ("torch_private", "tensors", "replay", "record", "callables")
 # Can be switched off: uses none of the others, and nobody uses it.
 _APART = "torch_patches"
 

@@ -50,18 +50,23 @@ class _Released:
         return True
 
 
-def start(entry: Entry, interval: int | None) -> None:
-    """Schedules the audits of an entry's new graph. interval: the option ``pygraph.audit``."""
+def start(entry: Entry, interval: int | None, first: int = 0) -> None:
+    """Schedules the audits of an entry's new graph. interval: the option ``pygraph.audit``. first: how
+    many calls are audited before the graph may serve one."""
     assert entry.graph is not None
     replays = entry.graph.replays
-    entry.audits = Audits(interval, extra=replays, good_at=replays)
+    entry.audits = Audits(interval, first, extra=replays, good_at=replays)
     entry.graph.audit_at = entry.audits.due_at(replays)
 
 
 def is_due(entry: Entry) -> bool:
     """Whether the entry's graph is in use, and its next call is to be audited."""
     graph = entry.graph
-    return entry.state is State.CAPTURED and graph is not None and graph.is_audit_due
+    if graph is None or not graph.is_audit_due:
+        return False
+    audits = entry.audits
+    is_first = audits.is_among_first(graph.replays) or len(audits.suspects) > 0
+    return entry.state is State.CAPTURED or (entry.state is State.MEASURING and is_first)
 
 
 def postpone(entry: Entry) -> None:

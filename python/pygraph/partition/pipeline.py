@@ -180,7 +180,7 @@ class Pipeline:
         entry.recording.executable_bytes = result.executable_bytes
         entry.recording.returned = result.returned
         entry.recording.capture_seconds = seconds
-        audit.start(entry, self.options.audit)
+        audit.start(entry, self.options.audit, self.host.info.compared_calls)
         text = "%s: captured %d nodes, %d relocations, in %.0f ms"
         name, milliseconds = self.host.info.name, seconds * 1e3
         runtime.note(logging.INFO, text, name, graph.nodes, graph.relocations, milliseconds)

@@ -35,6 +35,7 @@ class PartitionInfo:
     saved: tuple[int, ...]  # outputs that only backward will see
     on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
+    compared_calls: int = 0  # replays that are compared, like audits, right after the verification
 
     @property
     def is_backward(self) -> bool:

@@ -28,6 +28,7 @@ class Audits:
     """
 
     interval: int | None = None  # calls between audits; None: the schedule above, 0: there are none
+    first: int = 0  # calls in a row that are audited at the beginning, whatever the interval
     made: int = 0
     failed: int = 0
     skipped: int = 0
@@ -42,9 +43,15 @@ class Audits:
 
     def due_at(self, replays: int) -> int | None:
         """How many replays the graph will have made when the next audit is due. None: never."""
+        if self.is_among_first(replays):
+            return replays
         if self.interval == 0:
             return None
         return max(replays, self.extra + self._due_call(replays - self.extra) - 1)
+
+    def is_among_first(self, replays: int) -> bool:
+        """Whether the next call is one of the first, of a graph that has made so many replays."""
+        return replays - self.extra < self.first
 
     def _due_call(self, calls: int) -> int:
         interval = self.interval or _INTERVAL

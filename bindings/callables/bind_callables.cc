@@ -1,0 +1,152 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind.h"
+#include "callables/call_observer.h"
+#include "callables/host_watch.h"
+#include "callables/state.h"
+#include "callables/storage_exchange.h"
+#include "conversions.h"
+
+namespace py = pybind11;
+
+namespace pygraph::bindings {
+namespace {
+
+py::object wrap(const at::Tensor& tensor) {
+  return steal(THPVariable_Wrap(tensor));
+}
+
+py::list wrap(const std::vector<at::Tensor>& tensors) {
+  py::list list;
+  for (const at::Tensor& tensor : tensors) list.append(wrap(tensor));
+  return list;
+}
+
+// On the CPU: what the call has read or written, and that was not born in it, with the operator
+// that was first given it, whether it was written, and its bytes. None for a tensor that is gone.
+py::list host_tensors(const CallObserver& observer) {
+  py::list found;
+  for (const SeenStorage& seen : observer.storages()) {
+    if (seen.is_born || !seen.device.is_cpu()) continue;
+    py::object tensor = py::none();
+    for (const WeakTensor& weak : seen.tensors) {
+      const at::Tensor owner(weak.lock());
+      if (owner.defined()) tensor = wrap(owner);
+    }
+    found.append(py::make_tuple(tensor, seen.user, seen.is_written, seen.bytes));
+  }
+  return found;
+}
+
+// The operators that made memory on `device` in the call which is still alive, but for that of the
+// `known` tensors.
+std::vector<std::string> makers_of_survivors(const CallObserver& observer, const py::list& known,
+                                             const py::object& device) {
+  std::vector<const c10::StorageImpl*> expected;
+  for (const at::Tensor& tensor : tensors_of(known)) {
+    if (tensor.has_storage()) expected.push_back(tensor.storage().unsafeGetStorageImpl());
+  }
+  std::vector<std::string> makers;
+  for (const SeenStorage& seen : observer.storages()) {
+    if (!seen.is_born || seen.device != device_of(device)) continue;
+    const c10::Storage storage(seen.storage.lock());
+    if (!storage || storage.nbytes() == 0) continue;
+    if (std::ranges::find(expected, storage.unsafeGetStorageImpl()) == expected.end()) {
+      makers.push_back(seen.user);
+    }
+  }
+  return makers;
+}
+
+// Whether anything but `device` and the CPU was used.
+bool used_other_devices(const CallObserver& observer, const py::object& device) {
+  return std::ranges::any_of(observer.storages(), [&](const SeenStorage& seen) {
+    return !seen.device.is_cpu() && seen.device != device_of(device);
+  });
+}
+
+// One byte per tensor: 1 where it has a gradient.
+py::bytes gradient_pattern(const py::list& tensors) {
+  std::string pattern;
+  pattern.reserve(tensors.size());
+  for (const py::handle& tensor : tensors) {
+    pattern.push_back(THPVariable_Unpack(tensor.ptr()).grad().defined() ? 1 : 0);
+  }
+  return pattern;
+}
+
+void bind_observer(py::module_& m) {
+  py::class_<CallObserver>(m, "CallObserver")
+      .def(py::init<py::function>())
+      .def("end", &CallObserver::end)
+      .def_property_readonly("backward_nodes", &CallObserver::backward_nodes)
+      .def_property_readonly("unknown", &CallObserver::unknown)
+      .def("has_used",
+           [](const CallObserver& observer, const py::object& tensor) {
+             return observer.find(THPVariable_Unpack(tensor.ptr())) != nullptr;
+           })
+      .def("used_other_devices", &used_other_devices)
+      .def("host_tensors", &host_tensors)
+      .def("makers_of_survivors", &makers_of_survivors);
+}
+
+void bind_state(py::module_& m) {
+  py::class_<State>(m, "State")
+      .def(py::init([](const CallObserver& observer, const py::list& reachable,
+                       const py::list& excluded, const py::object& device) {
+        return std::make_unique<State>(observer, tensors_of(reachable), tensors_of(excluded),
+                                       device_of(device));
+      }))
+      .def("tensors", [](const State& state) { return wrap(state.tensors()); })
+      .def_property_readonly("unowned", &State::unowned)
+      .def_property_readonly("is_valid", &State::is_valid)
+      .def("is_shared_by",
+           [](const State& state, const py::list& tensors) {
+             return state.is_shared_by(tensors_of(tensors));
+           })
+      .def("bump_versions", &State::bump_versions);
+  m.def("gradient_pattern", &gradient_pattern);
+  m.def("flat_tensor", [](const py::object& object) {
+    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+    return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));
+  });
+  py::class_<StorageExchange>(m, "StorageExchange")
+      .def(py::init([](const py::list& own, const py::list& given) {
+        return std::make_unique<StorageExchange>(tensors_of(own), tensors_of(given));
+      }))
+      .def("undo", &StorageExchange::undo);
+}
+
+void bind_host_watch(py::module_& m) {
+  py::class_<HostWatch>(m, "HostWatch")
+      .def(py::init<>())
+      .def(
+          "add_dict",
+          [](HostWatch& watch, const py::dict& dict, const py::object& keys) {
+            watch.add_dict(dict.ptr(), keys.is_none() ? nullptr : py::tuple(keys).ptr());
+          },
+          py::arg("dict"), py::arg("keys") = py::none())
+      .def("add_list", [](HostWatch& watch, const py::list& list) { watch.add_list(list.ptr()); })
+      .def("add_cell",
+           [](HostWatch& watch, const py::object& cell) {
+             if (!PyCell_Check(cell.ptr())) throw py::type_error("not a cell");
+             watch.add_cell(cell.ptr());
+           })
+      .def("add_tensor",
+           [](HostWatch& watch, const py::object& tensor) { watch.add_tensor(tensor.ptr()); })
+      .def("holds", py::overload_cast<>(&HostWatch::holds, py::const_))
+      .def("restore", [](HostWatch& watch) {
+        if (!watch.restore()) throw py::error_already_set();
+      });
+}
+
+}  // namespace
+
+void bind_callables(py::module_& m) {
+  bind_observer(m);
+  bind_state(m);
+  bind_host_watch(m);
+}
+
+}  // namespace pygraph::bindings

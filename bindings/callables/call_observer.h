@@ -1,0 +1,94 @@
+// What one uncaptured call of a Python function reads, writes and makes, operator by operator.
+//
+// At a replay the function's Python does not run, so all memory that its kernels use must be known
+// beforehand. PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
+// interface) with its inputs and outputs. A storage that is an input, and was not an output of an
+// operator of the call before, is *state*: a parameter, a buffer, an optimizer's moments, an
+// argument. A storage that is first seen as an output was *born* in the call.
+//
+// Only the outermost operators count where they are PyTorch's own: what others they call inside
+// finds its memory through their arguments, or is allocated by them, in part without an operator.
+//
+// Compiled code makes tensors without an operator. So memory that PyTorch's allocator has handed
+// out on this thread since the call began is born as well (c10::MemoryReportingInfoBase, the
+// profiler's interface, too).
+//
+// Nothing that is seen is kept alive: references are weak. Kernels that are launched without an
+// operator (Triton's, from Python) are not seen; what they use must be found otherwise.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace pygraph::bindings {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+struct SeenStorage {
+  WeakStorage storage;
+  c10::Device device;
+  c10::ScalarType dtype{};  // of the tensor that it was first seen through
+  size_t bytes = 0;
+  std::string user;  // the operator that was first given it, or that made it
+  bool is_born = false;
+  bool is_written = false;
+  std::vector<WeakTensor> tensors;  // that it was read or written through; not of what was born
+};
+
+class FreshMemory;
+
+// Observes from construction to end(), or destruction, on the constructing thread. One at a time in
+// a thread, and not while a profiler is active, which uses the same thread-local place. Not
+// thread-safe.
+class CallObserver {
+ public:
+  // `note_uncapturable` is called with the name of each operator that waits for the GPU, or in
+  // which ranks communicate, before it runs; it must not throw. Throws std::runtime_error where the
+  // thread is observed already.
+  explicit CallObserver(pybind11::function note_uncapturable);
+  ~CallObserver();
+  CallObserver(const CallObserver&) = delete;
+  CallObserver& operator=(const CallObserver&) = delete;
+
+  void end();
+
+  // In the order in which they were first seen. Null for what was not seen.
+  const std::vector<SeenStorage>& storages() const { return storages_; }
+  const SeenStorage* find(const at::Tensor& tensor) const;
+  // The sequence numbers of autograd's nodes that ran.
+  const std::vector<int64_t>& backward_nodes() const { return backward_nodes_; }
+  // The first operator that worked on tensors whose memory is not known: sparse ones, subclasses in
+  // Python, wrappers of torch.func. Or why an operator could not be looked at. Empty for none.
+  const std::string& unknown() const { return unknown_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
+  static void leave(const at::RecordFunction& function, at::ObserverContext* context);
+  void note_inputs(const at::RecordFunction& function);
+  void note_uncapturable(const at::RecordFunction& function);
+  void note_outputs(const at::RecordFunction& function);
+  SeenStorage& note(const at::Tensor& tensor, const char* name, bool is_output);
+
+  pybind11::function note_uncapturable_;
+  std::vector<SeenStorage> storages_;
+  std::unordered_map<const c10::StorageImpl*, size_t> index_;  // of storages_
+  std::vector<int64_t> backward_nodes_;
+  bool is_observing_ = true;
+  std::shared_ptr<FreshMemory> fresh_;
+  std::optional<c10::DebugInfoGuard> guard_;
+  int depth_ = 0;               // of operators inside of each other
+  bool is_inside_own_ = false;  // whether the outermost one is PyTorch's own
+  std::string unknown_;
+  at::CallbackHandle handle_;
+};
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,61 @@
+// The state of a callable: memory that it reads or writes and that is not passed to it.
+//
+// Each storage of the state becomes one more argument of the graph, a flat tensor that covers the
+// storage. Replays get the addresses of these tensors at each call, as those of any argument.
+//
+// A storage has *owners*: the tensors through which the program uses it (a parameter, a buffer, a
+// moment of an optimizer). A program can give an owner other memory (`p.data = q`), or drop it. The
+// next run of the callable would then use other memory, so the state is not valid any more.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "callables/call_observer.h"
+
+namespace pygraph::bindings {
+
+// Not thread-safe beyond Python's lock, with which owners are freed, too.
+class State {
+ public:
+  // What `observer` has seen on `device` and was not born in the call, and the memory of
+  // `reachable` tensors on the device, which kernels may use that were launched without an
+  // operator; without the memory of `excluded` tensors.
+  State(const CallObserver& observer, const std::vector<at::Tensor>& reachable,
+        const std::vector<at::Tensor>& excluded, c10::Device device);
+
+  // The flat tensors; they keep the memory alive.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  // An operator that uses memory of which no owner is alive; empty if there is none.
+  const std::string& unowned() const { return unowned_; }
+
+  // Whether each storage has owners, and all owners still have it.
+  bool is_valid() const;
+  // Whether the tensors share memory with each other or with the state.
+  bool is_shared_by(const std::vector<at::Tensor>& tensors) const;
+  // Tells autograd that owners were written: those of storages that the observer saw written, and
+  // of the flat tensors at `positions`.
+  void bump_versions(const std::vector<uint32_t>& positions) const;
+
+ private:
+  struct Item {
+    std::vector<WeakTensor> owners;
+    bool is_written = false;
+  };
+  void add(const at::Tensor& tensor);
+  void add_owner(Item& item, const WeakTensor& owner);
+
+  std::vector<at::Tensor> tensors_;
+  std::vector<Item> items_;  // by tensor
+  std::unordered_map<const c10::StorageImpl*, size_t> index_;
+  std::string unowned_;
+};
+
+// A flat tensor of this type that covers the storage, as far as its bytes are elements.
+at::Tensor flat_tensor(const c10::Storage& storage, c10::ScalarType dtype);
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,1 @@
+"""Graphs of any callable: ``pygraph.graph``."""

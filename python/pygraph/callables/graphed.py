@@ -1,0 +1,257 @@
+"""``pygraph.graph``: a graph of any callable.
+
+A call is served by the *variant* (variant.py) for what is passed and for what the callable can read on
+the host. A call that no variant fits is observed, as the first one of another variant. If that happens
+again and again, because something that the callable reads is different each time, calls are no more
+observed, and the reason tells what it is.
+
+Threads: a call is made inside of ``runtime.drawing()``, so that none is under way while memory is
+exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pygraph import options, runtime
+from pygraph.callables.host_state import HostState
+from pygraph.callables.reachable import TooMuch
+from pygraph.callables.signature import Arguments, take_apart
+from pygraph.callables.variant import Variant, host_state
+from pygraph.options import Options
+from pygraph.partition.signature import Entry, PartitionInfo
+
+_MOST_STRANGERS = 8  # calls in a row that no variant fits
+_MOST_VARIANTS = 64
+_USE_UNTESTED = "PYGRAPH_UNTESTED_GRAPH"  # environment variable
+
+_inside = threading.local()  # `is_calling`: whether the thread is in a call of a graphed callable
+
+
+class Graphed:
+    """A callable that uses graphs where it can. Thread-safe.
+
+    ``entries`` and ``info`` are for ``pygraph.stats()``: of calls that no partition handles.
+    """
+
+    def __init__(self, function: Callable[..., Any], chosen: Options) -> None:
+        self._function = function
+        self._options = chosen
+        self._lock = threading.RLock()
+        self.__wrapped__ = function
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__module__ = getattr(function, "__module__", __name__)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+        self._start()
+        runtime.partitions.add(self)
+
+    def _start(self) -> None:
+        self._variants: dict[Any, list[Variant]] = {}
+        self._refused: dict[Any, str] = {}
+        self._strangers = 0
+        self._resting = ""  # why calls are no more observed
+
+    def reset(self) -> None:
+        """Drops all graphs; the next calls are observed again."""
+        with self._lock:
+            dropped = self._variants
+            self._start()
+        del dropped  # the graphs' end may run other code
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: the instance is its first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_inside, "is_calling", False) or not _may_be_served():
+            return self._function(*args, **kwargs)
+        _inside.is_calling = True
+        try:
+            with runtime.drawing():
+                return self._call(args, kwargs)
+        finally:
+            _inside.is_calling = False
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = take_apart(args, kwargs)
+        if arguments.key in self._refused or not self._fits_rules(arguments):
+            return self._function(*args, **kwargs)
+        variants = self._variants.get(arguments.key, [])
+        for variant in variants:
+            if variant.host is not None and variant.fits(arguments) and variant.host.holds():
+                return self._serve(variant, arguments, args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self._function(*args, **kwargs)  # another thread observes a call
+        try:
+            return self._unknown_call(arguments, args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _serve(
+        self, variant: Variant, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._strangers = 0
+        if variant.is_shared_by(arguments):
+            return self._function(*args, **kwargs)
+        return variant.call(arguments)
+
+    def _fits_rules(self, arguments: Arguments) -> bool:
+        """Whether such a call can have a graph, by its arguments. If not, it is refused."""
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments.tensors):
+            self._refuse(arguments, "an argument requires a gradient; pass it detached")
+            return False
+        return True
+
+    def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is not known to be served by any variant."""
+        if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
+            return self._function(*args, **kwargs)
+        roots = {self.__name__: self._function, **arguments.objects}
+        try:
+            now = host_state(roots)
+        except TooMuch as error:
+            self._refuse(arguments, str(error))
+            return self._function(*args, **kwargs)
+        variants = self._variants.setdefault(arguments.key, [])
+        changed: list[str] = []
+        for variant in variants.copy():
+            if variant.host is None:
+                continue
+            changed = variant.host.changes(now)
+            if changed:
+                continue
+            if variant.partition is None:
+                return self._observe(variant, roots, arguments, args, kwargs)
+            if variant.fits(arguments):
+                variant.accept(now)
+                return self._serve(variant, arguments, args, kwargs)
+            changed = ["the memory or the gradients that it uses"]
+        return self._stranger(now, changed, roots, arguments, args, kwargs)
+
+    def _stranger(
+        self,
+        now: HostState,
+        changed: list[str],
+        roots: dict[str, Any],
+        arguments: Arguments,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The first call of another variant."""
+        self._strangers += 1
+        if self._resting or self._strangers > _MOST_STRANGERS:
+            if not self._resting:
+                what = changed[0] if changed else "what is passed to it"
+                self._resting = f"{what} differs from call to call"
+                self._note(self._resting)
+            return self._function(*args, **kwargs)
+        variants = self._variants[arguments.key]
+        # One whose memory is gone, or whose tensors are other objects now, never fits again.
+        variants[:] = [v for v in variants if v.partition is None or v.is_alive()][-_MOST_VARIANTS:]
+        variant = Variant(self.__name__, self._function, self._options)
+        variants.append(variant)
+        return self._observe(variant, roots, arguments, args, kwargs)
+
+    def _observe(
+        self,
+        variant: Variant,
+        roots: dict[str, Any],
+        arguments: Arguments,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        result = variant.observe(roots, arguments, args, kwargs)
+        if variant.refusal:
+            self._variants[arguments.key].remove(variant)
+            self._refuse(arguments, variant.refusal)
+        return result
+
+    def _refuse(self, arguments: Arguments, reason: str) -> None:
+        """Such calls run uncaptured from now on."""
+        if arguments.key not in self._refused:
+            self._refused[arguments.key] = reason
+            self._note(reason)
+
+    def _note(self, reason: str) -> None:
+        runtime.note(logging.WARNING, "%s stays uncaptured: %s", self.__name__, reason)
+
+    @property
+    def info(self) -> PartitionInfo:
+        nothing: frozenset[int] = frozenset()
+        return PartitionInfo(self.__name__, "inference", 0, 0, True, nothing, nothing, (), nothing)
+
+    @property
+    def entries(self) -> dict[Any, Entry]:
+        reasons: dict[Any, str] = dict(self._refused)
+        unavailable = _why_not()
+        for reason in (unavailable, self._resting):
+            if reason:
+                reasons[reason] = reason
+        found: dict[Any, Entry] = {}
+        for key, reason in reasons.items():
+            found[key] = Entry()
+            found[key].refuse(reason, 0)
+        with self._lock:
+            waiting = [v for of in self._variants.values() for v in of if v.partition is None]
+        return found | {id(variant): Entry() for variant in waiting}
+
+
+def _why_not() -> str | None:
+    """Why no callable has a graph in this process; None if callables may have one."""
+    reason = runtime.unavailable_reason()
+    if reason is None and os.environ.get(_USE_UNTESTED) != "1":
+        return f"pygraph.graph has not been tested on a GPU ({_USE_UNTESTED}=1 uses it all the same)"
+    return reason
+
+
+def _may_be_served() -> bool:
+    """Whether calls of this thread can have graphs now."""
+    if _why_not() is not None or torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_function_stack() > 0 or torch._C._functorch.peek_interpreter_stack():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
+    """Makes a callable that uses CUDA graphs of all that it does: a training step, or inference.
+
+    ``function``: any callable, or none, as in ``@pygraph.graph(audit=100)``. It may take any arguments;
+    tensors may lie anywhere at each call, and for other values there are graphs of their own. What it
+    returns is fresh at each call. Its first calls run uncaptured and are observed; a graph is used when
+    replays have given the same bits as uncaptured calls three times in a row.
+
+    A replay does not run the function's Python. So a function has no graph if its calls change anything
+    on the host that can be seen (``pygraph.stats()`` tells what), and a call has none if what the
+    function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
+
+    Results must not require gradients, unless their backward is run in the call: such results come
+    detached. Options are those of the backend without the prefix: ``select``, ``audit``,
+    ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
+    Without a GPU, and in every case that is not understood, the function is called as it is. So it is
+    in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
+    on a GPU.
+
+    The result may be called from several threads. While it records, no other thread may use the same
+    tensors elsewhere. docs/explanation/whole-steps.md tells how it works.
+    """
+    allowed = ("select", "audit", "max_graphs", "lanes", "record_capacity_gib")
+    unknown = [name for name in chosen if name not in allowed]
+    if unknown:
+        raise ValueError(
+            f"unknown option {unknown[0]!r} of pygraph.graph; it has: {', '.join(allowed)}"
+        )
+    parsed = options.own({"lanes": 1} | chosen)
+    if function is None:
+        return lambda given: Graphed(given, parsed)
+    if not callable(function):
+        raise TypeError(f"pygraph.graph takes a callable, not {type(function).__name__}")
+    return Graphed(function, parsed)

@@ -1,0 +1,208 @@
+"""One uncaptured call of a callable, observed: what it used, and what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph import runtime
+from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.signature import Arguments
+from pygraph.callables.user_code import is_library_file
+
+_RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
+_LARGEST_NUMBER = 16  # bytes
+_LARGEST_HOST_TENSOR = 16  # elements of a tensor on the CPU whose values a graph may freeze
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """What a call does to the gradient of one tensor.
+
+    is_used: whether it reads or writes the one from before. after: "kept" (the same object), "none", or
+    "made" (another object).
+    """
+
+    tensor: torch.Tensor
+    is_used: bool
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Of a result. spec: its tree. detached: leaves whose backward is run in the call."""
+
+    spec: Any
+    leaf_count: int
+    detached: frozenset[int]
+
+
+@dataclasses.dataclass
+class Observation:
+    """result: the call's. form: of it. host: the host's state afterwards. effects: paths on the host
+    that the call changed. state: the memory that it used and that was not passed. refusal: why the
+    callable cannot have a graph; empty for no reason."""
+
+    result: Any
+    form: Form
+    host: HostState
+    effects: list[str]
+    state: Any
+    gradients: list[Gradient]
+    refusal: str
+
+
+def watched_tensors(host: HostState) -> list[torch.Tensor]:
+    """Those whose gradients a backward may set."""
+    return [t for t in host.found.tensors.values() if t.requires_grad and t.is_leaf]
+
+
+def observed_call(
+    call: Callable[[], Any], arguments: Arguments, before: HostState, device: torch.device
+) -> Observation:
+    """Makes the call. Raises what it raises. before: the host's state before the call."""
+    uncapturable: list[str] = []
+
+    def note(name: str) -> None:
+        from pygraph import operators  # which needs the engine when it is imported
+
+        what = "ranks communicate in it" if operators.is_collective(name) else "it waits for the GPU"
+        uncapturable.append(f"{what}: {name}{calling_line()}")
+
+    drawn = random_state()
+    leaves = watched_tensors(before)
+    gradients = [tensor.grad for tensor in leaves]
+    torch.clear_autocast_cache()  # what is in it was made in no call
+    with in_this_thread():
+        observer = runtime.engine().CallObserver(note)
+        try:
+            result = call()
+        finally:
+            observer.end()
+            torch.clear_autocast_cache()
+    nodes = set(observer.backward_nodes)
+    results, spec = pytree.tree_flatten(result)
+    used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
+    results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
+    result = pytree.tree_unflatten(results, spec)
+    after = before.now()
+    found = [
+        Gradient(tensor, old is not None and observer.has_used(old), fate(old, tensor.grad))
+        for tensor, old in zip(leaves, gradients, strict=True)
+    ]
+    old_gradients = [gradient for gradient in gradients if gradient is not None]
+    new_gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
+    reachable = list(after.found.tensors.values())
+    state = runtime.engine().State(
+        observer, reachable, [*arguments.tensors, *old_gradients, *new_gradients], device
+    )
+    effects = before.changes(after)
+    refusal = ""
+    if random_state() != drawn:
+        refusal = "it draws random numbers on the CPU"
+    elif observer.unknown:
+        refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
+    elif uncapturable:
+        refusal = uncapturable[0]
+    elif observer.used_other_devices(device):
+        refusal = "it uses more than one device"
+    elif unfit_result(results):
+        refusal = unfit_result(results)
+    elif state.unowned:
+        refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
+    else:
+        refusal = _host_tensors(observer, device) or _survivors(
+            observer, [*tensors_in(result), *new_gradients], device
+        )
+    form = Form(spec, len(results), used)
+    return Observation(result, form, after, effects, state, found, refusal)
+
+
+def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
+    """Whether the backward of a result was run in the call. ``nodes``: the numbers of what ran.
+
+    Such a result is of no more use to autograd, and would keep its nodes, with the stream that they
+    were made on, until the next call.
+    """
+    has_history = isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    return has_history and leaf.grad_fn._sequence_nr() in nodes
+
+
+def unfit_result(leaves: list[Any]) -> str:
+    """Why a replay could not make such a result; empty if it could."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.grad_fn is not None:
+                return (
+                    "a result requires a gradient; call it under torch.no_grad(), or return it detached"
+                )
+        elif not isinstance(leaf, _RESULTS):
+            return f"it returns a {type(leaf).__name__}, which may refer to tensors"
+    return ""
+
+
+@contextlib.contextmanager
+def in_this_thread() -> Iterator[None]:
+    """Backwards run in the calling thread, which is the one that is observed or recorded."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def calling_line() -> str:
+    """Where the program's own code is now, in parentheses; empty if it is nowhere."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not is_library_file(name):
+            return f" ({name.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def fate(old: torch.Tensor | None, new: torch.Tensor | None) -> str:
+    if new is old:
+        return "kept"
+    return "none" if new is None else "made"
+
+
+def _host_tensors(observer: Any, device: torch.device) -> str:
+    """Why tensors on the CPU that the call used keep it from having a graph."""
+    if device.type == "cpu":
+        return ""
+    for tensor, user, is_written, size in observer.host_tensors():
+        if tensor is None and size <= _LARGEST_NUMBER:
+            continue  # an operator's, made of a number
+        if is_written:
+            return (
+                f"operator {user} writes to a tensor on the CPU, which a replay would not do; if it is "
+                "the step count of an optimizer, make that with fused=True or capturable=True"
+            )
+        if tensor is None or tensor.numel() > _LARGEST_HOST_TENSOR:
+            return f"operator {user} reads a tensor on the CPU; move it to the GPU"
+    return ""
+
+
+def _survivors(observer: Any, known: list[torch.Tensor], device: torch.device) -> str:
+    """Why memory that the call made, and that is neither a result nor a gradient, keeps it from having
+    a graph: a replay would not renew it."""
+    makers = observer.makers_of_survivors(known, device)
+    if makers:
+        gc.collect()  # it may only be part of a cycle
+        makers = observer.makers_of_survivors(known, device)
+    if not makers:
+        return ""
+    more = f" and {len(makers) - 1} more" if len(makers) > 1 else ""
+    return (
+        f"it keeps a tensor from operator {makers[0]}{more}, which replays would not renew; return it"
+    )

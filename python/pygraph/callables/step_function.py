@@ -1,0 +1,219 @@
+"""A callable as a function of tensors alone, which can be recorded, verified and replayed.
+
+Its inputs are a flat list: the tensors that are passed, flat tensors that cover the state, gradients
+from before that the callable uses, and learning rates. Its outputs are the tensors that it returns, and
+the gradients that it leaves. It runs in two ways:
+
+    the call     on the program's own tensors: the callable is called, and nothing else happens
+    a rehearsal  on other tensors (stand-ins while recording, clones while verifying): the memory under
+                 the state is exchanged for that of the given tensors, the callable is called, and
+                 everything on the host is put back: memory, gradients, attributes
+
+Memory is exchanged while no other thread is inside of a call of a graphed callable or draws random
+numbers (runtime.capturing). A thread that uses the same model elsewhere would see the other memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph import runtime
+from pygraph.callables.fused_optimizers import Rates, capturable, followed_groups
+from pygraph.callables.host_state import HostState
+from pygraph.callables.observed_call import (
+    Form,
+    Gradient,
+    calling_line,
+    fate,
+    in_this_thread,
+    unfit_result,
+)
+from pygraph.callables.signature import Arguments, put_together
+from pygraph.callables.user_code import is_library_file
+
+
+class NotGraphable(RuntimeError):
+    """What a callable does or returns keeps it from having a graph; the text says why."""
+
+
+class Surroundings:
+    """What a callable reads besides its arguments, as observed.
+
+    host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
+    groups: of fused optimizers. followed: those of them whose learning rates are inputs.
+    made, cleared: tensors whose gradients the callable makes, or sets to None.
+    """
+
+    def __init__(
+        self,
+        host: HostState,
+        state: Any,
+        gradients: list[Gradient],
+        groups: list[dict[str, Any]],
+        device: torch.device,
+    ) -> None:
+        self.host = host
+        self.state = state
+        self.gradients = gradients
+        self.groups = groups
+        self.followed = followed_groups(groups)
+        self.rates = Rates(self.followed, device)
+        self.tensors = [gradient.tensor for gradient in gradients]
+        self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
+        self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
+        self._used = [gradient.tensor for gradient in gradients if gradient.is_used]
+
+    def used_gradients(self) -> list[torch.Tensor]:
+        """Gradients from before that the callable uses, as they are now."""
+        found = [tensor.grad for tensor in self._used]
+        return [gradient for gradient in found if gradient is not None]
+
+
+class StepFunction:
+    """Thread-safe as long as calls are (see the module)."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        around: Surroundings,
+        form: Form,
+    ) -> None:
+        """form: of the result."""
+        self._function = function
+        self._around = around
+        self._form = form
+        self._tensor_count = len(arguments.tensors)
+        self._state_tensors = list(around.state.tensors())
+        self._call = threading.local()  # `inputs`, `arguments`, `result` of the call under way
+        # For rehearsals: without the tensors of the call that it was made in.
+        self._example = dataclasses.replace(
+            arguments,
+            leaves=[torch.empty(0) if isinstance(x, torch.Tensor) else x for x in arguments.leaves],
+            tensors=[],
+        )
+
+    @property
+    def state_positions(self) -> range:
+        return range(self._tensor_count, self._tensor_count + len(self._state_tensors))
+
+    def inputs(self, arguments: Arguments) -> list[Any]:
+        """The inputs of a call."""
+        around = self._around
+        gradients = around.used_gradients()
+        return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
+
+    @contextlib.contextmanager
+    def calling(self, arguments: Arguments, inputs: list[Any]) -> Iterator[None]:
+        """Around one call: ``inputs`` are what makes it the call and no rehearsal."""
+        self._call.inputs, self._call.arguments = list(inputs), arguments
+        self._call.result = None
+        try:
+            yield
+        finally:
+            self._call.inputs = self._call.arguments = None
+            self._call.result = None
+
+    def result(self, outputs: Any) -> tuple[Any, bool]:
+        """The result of the call under way, and whether the callable itself has made it."""
+        if self._call.result is not None:
+            return self._call.result[0], True
+        count = self._form.leaf_count
+        for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
+            tensor.grad = gradient
+        for tensor in self._around.cleared:
+            tensor.grad = None
+        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """Consumes the list, as compiled functions do."""
+        given = list(inputs)
+        inputs.clear()
+        own = getattr(self._call, "inputs", None)
+        if own is not None and all(a is b for a, b in zip(given, own, strict=True)):
+            return self._run(self._call.arguments, given, is_call=True)
+        return self.rehearse(given)
+
+    def _run(self, arguments: Arguments, given: list[Any], is_call: bool) -> tuple[Any, ...]:
+        args, kwargs = put_together(arguments, given[: self._tensor_count])
+        leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
+        detached = self._form.detached
+        leaves = [leaf.detach() if i in detached else leaf for i, leaf in enumerate(leaves)]
+        if is_call:
+            self._call.result = (pytree.tree_unflatten(leaves, spec),)
+        else:
+            failure = unfit_result(leaves)
+            if spec != self._form.spec:
+                failure = "it returns another structure than it did before"
+            if failure:
+                raise NotGraphable(failure)
+        return (*leaves, *[tensor.grad for tensor in self._around.made])
+
+    def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
+        """Runs the callable on other tensors, and undoes on the host what it did."""
+        around = self._around
+        own = [*self._state_tensors, *map(_flat, around.used_gradients())]
+        first, end = self._tensor_count, self._tensor_count + len(own)
+        kept = [(gradient.tensor, gradient.tensor.grad) for gradient in around.gradients]
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(runtime.capturing())
+            undo.enter_context(in_this_thread())
+            undo.enter_context(self._put_back(kept))
+            undo.enter_context(capturable(around.groups, around.followed, given[end:]))
+            exchange = runtime.engine().StorageExchange(own, given[first:end])
+            undo.callback(exchange.undo)
+            torch.clear_autocast_cache()
+            undo.callback(torch.clear_autocast_cache)
+            try:
+                outputs = self._run(self._example, given, is_call=False)
+                self._check_gradients(kept)
+                return outputs
+            except (torch.OutOfMemoryError, NotGraphable):
+                raise
+            except Exception as error:
+                line = _line_of(error)
+                if not line:
+                    raise
+                raise RuntimeError(f"{runtime.first_line(error)}{line}") from error
+
+    def _check_gradients(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Raises NotGraphable if the callable leaves other gradients than it did when it was observed,
+        which a replay would not do."""
+        for gradient, (tensor, old) in zip(self._around.gradients, kept, strict=True):
+            if fate(old, tensor.grad) != gradient.after:
+                raise NotGraphable("it leaves gradients to other tensors than before")
+
+    @contextlib.contextmanager
+    def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[None]:
+        host = self._around.host
+        try:
+            yield
+        finally:
+            for tensor, gradient in kept:
+                tensor.grad = gradient
+            if not host.holds():
+                host.restore()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
+    return flat
+
+
+def _line_of(error: Exception) -> str:
+    """Where in the program's own code an error was raised, in parentheses; empty if nowhere."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not is_library_file(name):
+            found = f" ({name.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found or calling_line()

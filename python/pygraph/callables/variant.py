@@ -1,0 +1,161 @@
+"""A callable for one kind of call and one state of the host: observed first, then served by a graph.
+
+observed calls    uncaptured; until one of them changes nothing on the host that can be seen
+then              the calls of a partition (partition/partition.py) whose function is a
+                  StepFunction: recorded, verified, compared twice more, on trial, replayed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.callables.fused_optimizers import followed_groups, fused_groups
+from pygraph.callables.host_state import HostState
+from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
+from pygraph.callables.signature import Arguments
+from pygraph.callables.step_function import StepFunction, Surroundings
+from pygraph.options import Options
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import PartitionInfo
+
+# Observed calls that change something on the host, after which the callable is taken to do so always.
+_MOST_OBSERVED = 4
+_COMPARED_CALLS = 2  # after the verification: with it, three in a row
+
+
+class Variant:
+    """Not thread-safe: its callable's lock is held while it is observed."""
+
+    def __init__(self, name: str, function: Callable[..., Any], options: Options) -> None:
+        self.name = name
+        self.refusal = ""
+        self.partition: Partition | None = None
+        self.observed = 0  # calls
+        self.host: HostState | None = None  # that it serves; of one that is observed, the last one seen
+        self._function = function
+        self._options = options
+        self._around: Surroundings | None = None
+        self._step: StepFunction | None = None
+        self._written: frozenset[int] = frozenset()  # as the partition knows them
+        self._written_state: list[int] = []
+        self._written_arguments: list[int] = []
+        self._pattern = b""  # which tensors have gradients before a call
+
+    def observe(
+        self, roots: dict[str, Any], arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Makes a call, uncaptured. Raises what it raises."""
+        before = host_state(roots)
+        device = device_of([*arguments.tensors, *before.found.tensors.values()])
+        if device is None:
+            self.refusal = "it has no tensors on a GPU"
+            return self._function(*args, **kwargs)
+        groups = fused_groups(before.found.optimizers.values())
+        rates = [group["lr"] for group in groups]
+        pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        seen = observed_call(lambda: self._function(*args, **kwargs), arguments, before, device)
+        self.observed += 1
+        self.host = seen.host
+        if [group["lr"] for group in groups] != rates:
+            seen.effects.append("the learning rate of an optimizer")
+        if seen.effects:
+            if self.observed >= _MOST_OBSERVED:
+                self.refusal = describe_effects(seen.effects)
+        elif self.observed > 1 or not seen.refusal:
+            self._conclude(seen, arguments, pattern, device)
+        return seen.result
+
+    def _conclude(
+        self, seen: Observation, arguments: Arguments, pattern: bytes, device: torch.device
+    ) -> None:
+        """The last call changed nothing on the host: it can be recorded, or it never can."""
+        self.refusal = seen.refusal
+        if seen.refusal:
+            return
+        groups = fused_groups(seen.host.found.optimizers.values())
+        around = Surroundings(seen.host, seen.state, seen.gradients, groups, device)
+        step = StepFunction(self._function, arguments, around, seen.form)
+        info = PartitionInfo(
+            name=self.name,
+            kind="inference",
+            device=device.index or 0,
+            argument_count=len(step.inputs(arguments)),
+            counts_numbers=True,
+            static=frozenset(step.state_positions),
+            mutated=frozenset(),
+            saved=(),  # a gradient in a block with others could not be accumulated into alone
+            on_host=frozenset(),
+            compared_calls=_COMPARED_CALLS,
+        )
+        self._around, self._step, self._pattern = around, step, pattern
+        self.partition = Partition(step, info, self._options)
+
+    def is_alive(self) -> bool:
+        """Whether the memory that it uses is still that of the program's tensors."""
+        return self._around is not None and bool(self._around.state.is_valid)
+
+    def fits(self, arguments: Arguments) -> bool:
+        """Whether a graph of this variant would compute what the callable computes now, as far as
+        everything but the host's state is concerned."""
+        around = self._around
+        if around is None or not around.state.is_valid or not around.rates.are_floats():
+            return False
+        return bool(runtime.engine().gradient_pattern(around.tensors) == self._pattern)
+
+    def is_shared_by(self, arguments: Arguments) -> bool:
+        """Whether arguments share memory with each other or with what the variant uses: a recording's
+        stand-ins would not."""
+        assert self._around is not None
+        tensors = [*arguments.tensors, *self._around.used_gradients()]
+        return bool(self._around.state.is_shared_by(tensors))
+
+    def accept(self, now: HostState) -> None:
+        """Another state of the host that the callable cannot tell from the variant's own."""
+        assert self._around is not None
+        self.host = self._around.host = now
+
+    def call(self, arguments: Arguments) -> Any:
+        """Makes a call that the variant fits."""
+        assert self._step is not None and self.partition is not None
+        inputs = self._step.inputs(arguments)
+        with self._step.calling(arguments, inputs):
+            outputs = self.partition.callable(inputs)
+            result, is_own = self._step.result(outputs)
+        if not is_own:
+            self._tell_autograd(arguments)
+        return result
+
+    def _tell_autograd(self, arguments: Arguments) -> None:
+        """Python would have counted the versions of what is written."""
+        assert self._around is not None and self._step is not None and self.partition is not None
+        if self.partition.written is not self._written:
+            self._written = self.partition.written
+            first, end = self._step.state_positions.start, self._step.state_positions.stop
+            self._written_state = [i - first for i in self._written if first <= i < end]
+            self._written_arguments = [i for i in self._written if i < first]
+        self._around.state.bump_versions(self._written_state)
+        for i in self._written_arguments:
+            if not arguments.tensors[i].is_inference():
+                torch.autograd.graph.increment_version(arguments.tensors[i])
+
+
+def host_state(roots: dict[str, Any]) -> HostState:
+    """The host's state, without the learning rates that graphs follow."""
+    state = HostState(roots)
+    followed = followed_groups(fused_groups(state.found.optimizers.values()))
+    return HostState(roots, [(id(group), "lr") for group in followed]) if followed else state
+
+
+def device_of(tensors: list[torch.Tensor]) -> torch.device | None:
+    """The first GPU among those of the tensors."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+
+
+def describe_effects(effects: list[str]) -> str:
+    """Why a callable whose calls change the host cannot have a graph."""
+    shown = ", ".join(effects[:3]) + (f" and {len(effects) - 3} more" if len(effects) > 3 else "")
+    return f"each call changes {shown}, which a replay would not; do that outside of it"

@@ -1,0 +1,79 @@
+"""Graphed callables without a GPU: tensors on the CPU, and a partition that replays by Python.
+
+In place of a partition of the engine's is one that does what that does, in the same order of calls: it
+runs the function on the call's own inputs, records it twice on clones, compares a replay on clones with
+the call, and then replays. A replay is the function as well, rehearsed on the inputs: so it writes to
+the memory that it is given, and leaves the host alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph import runtime
+from pygraph.callables import fused_optimizers, graphed, reachable, variant
+from pygraph.callables.step_function import StepFunction
+from pygraph.gpu.clones import clone_shared_storages
+from pygraph.partition.signature import Entry, PartitionInfo
+
+
+class Replaying:
+    """A partition whose third call and all later ones are replays."""
+
+    all: list[Replaying]
+
+    def __init__(self, function: StepFunction, info: PartitionInfo, options: Any) -> None:
+        self.function = function
+        self.info = info
+        self.options = options
+        self.entries = {b"": Entry()}
+        self.calls = self.replays = 0
+        self.written: frozenset[int] = frozenset()
+        self.all.append(self)
+
+    def reset(self) -> None:
+        self.calls = 0
+
+    def callable(self, inputs: list[Any]) -> Sequence[Any]:
+        self.calls += 1
+        if self.calls == 1:
+            return self.function(inputs)
+        if self.calls > 2:
+            self.replays += 1
+            given = list(inputs)
+            inputs.clear()
+            return self.function.rehearse(given)
+        every = range(len(inputs))
+        before = clone_shared_storages(inputs, list(every))
+        for _ in range(2):
+            self.function.rehearse(clone_shared_storages(inputs, list(every)))
+        kept = list(inputs)
+        replayed = self.function.rehearse(before)
+        outputs = self.function(inputs)
+        self.written = frozenset(
+            i for i, (a, b) in enumerate(zip(kept, before, strict=True)) if a._version != b._version
+        )
+        for a, b in zip([*outputs, *kept], [*replayed, *before], strict=True):
+            if isinstance(a, torch.Tensor):
+                assert torch.equal(a, b.reshape(-1)[: a.numel()].reshape(a.shape))
+            else:
+                assert a == b
+        return outputs
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
+    """Returns the class of the partitions, whose ``all`` has those that are made."""
+    monkeypatch.setattr(Replaying, "all", [], raising=False)
+    monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
+    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(variant, "Partition", Replaying)
+    monkeypatch.setattr(variant, "device_of", lambda tensors: tensors[0].device if tensors else None)
+    monkeypatch.setattr(reachable, "is_on_host", lambda tensor: False)
+    monkeypatch.setattr(fused_optimizers, "_RATE", torch.float64)  # the CPU's kernels take doubles
+    monkeypatch.setattr(graphed, "_may_be_served", lambda: True)
+    return Replaying
