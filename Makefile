@@ -122,7 +122,7 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install "torch==$(TORCH).*" torchvision rich pytest ruff mypy transformers timm matplotlib \
-	  numpy ninja cmake "scikit-build-core>=0.10"
+	  numpy ninja cmake wheel "scikit-build-core>=0.10"
 	touch $@
 
 # The package, installed beside the sources so that its backend is found by name.

@@ -41,11 +41,12 @@ def start(variant: str, mode: str, results: Path) -> dict[str, Any]:
     config = transformers.BertConfig(
         num_hidden_layers=12, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    model = transformers.BertModel(config).cuda().train(mode == "training")
+    model: Any = transformers.BertModel(config)
+    model = model.cuda().train(mode == "training")
     words = torch.randint(0, config.vocab_size, (8, 128), device="cuda")
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    compiled = torch.compile(model, **VARIANTS[variant])
+    compiled: Any = torch.compile(model, **VARIANTS[variant])
     seconds = []
     with torch.set_grad_enabled(mode == "training"):
         for _ in range(_CALLS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import statistics
 import time
@@ -13,6 +14,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BEFORE = "none"
+REPEATS = 5
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -23,8 +25,16 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument(
         "--first-steps", type=int, default=30, help="not timed: compile, record, select"
     )
-    parser.add_argument("--steps", type=int, default=20, help="timed, five times")
+    parser.add_argument("--steps", type=int, default=20, help=f"timed, {REPEATS} times")
     return parser.parse_args()
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds: of the first steps together, and of a later step in each repetition."""
+
+    first: float
+    step: list[float]
 
 
 def compare(
@@ -34,22 +44,31 @@ def compare(
 
     make_step: gives the program's step with a backend, from the same start each time.
     """
+
+    def run(backend: str) -> Times:
+        step = make_step(backend)
+        return Times(_seconds(step, options.first_steps), _repeated(step, options.steps))
+
+    return compare_runs(options, run)
+
+
+def compare_runs(options: argparse.Namespace, run: Callable[[str], Times]) -> dict[str, float]:
+    """As ``compare``, for a program that owns its loop.
+
+    run: makes all steps with a backend: ``options.first_steps``, then REPEATS times ``options.steps``.
+    """
     print(torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU: no graphs here, only a check")
-    times: dict[str, float] = {}
+    found: dict[str, float] = {}
     for backend in options.backends:
         torch._dynamo.reset()
         gc.collect()
         torch.manual_seed(0)
-        step = make_step(backend)
-        start = time.perf_counter()
-        for _ in range(options.first_steps):
-            step()
-        _synchronize()
-        first = time.perf_counter() - start
-        times[backend] = statistics.median(_milliseconds(step, options.steps) for _ in range(5))
-        gain = times[options.backends[0]] / times[backend]
-        print(f"{backend:10} {times[backend]:9.3f} ms a step  {gain:5.2f} x  first steps {first:.1f} s")
-    return times
+        times = run(backend)
+        found[backend] = statistics.median(times.step) * 1e3
+        gain = found[options.backends[0]] / found[backend]
+        milliseconds = f"{found[backend]:9.3f} ms a step"
+        print(f"{backend:10} {milliseconds}  {gain:5.2f} x  first steps {times.first:.1f} s")
+    return found
 
 
 def compiled(function: Any, backend: str) -> Any:
@@ -57,14 +76,18 @@ def compiled(function: Any, backend: str) -> Any:
     return function if backend == BEFORE else torch.compile(function, backend=backend)
 
 
-def _milliseconds(step: Callable[[], Any], steps: int) -> float:
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def _repeated(step: Callable[[], Any], steps: int) -> list[float]:
+    return [_seconds(step, steps) / steps for _ in range(REPEATS)]
+
+
+def _seconds(step: Callable[[], Any], steps: int) -> float:
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    _synchronize()
-    return (time.perf_counter() - start) / steps * 1e3
-
-
-def _synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    synchronize()
+    return time.perf_counter() - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import fx
@@ -41,17 +41,34 @@ class Cut:
     remedy: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a generated kernel computes. where: the user's "file:line"s, in no order of importance."""
+
+    operators: tuple[str, ...]
+    where: tuple[str, ...]
+
+    def with_those_of(self, other: Origin) -> Origin:
+        """Of two kernels with one name, in two graphs."""
+        return Origin(
+            tuple(dict.fromkeys(self.operators + other.operators)),
+            tuple(dict.fromkeys(self.where + other.where)),
+        )
+
+
 @dataclasses.dataclass
 class Observation:
     """graphs: (name, post-grad graph after the transformations); their notes are in `applied`.
 
     partitions: kept alive here, as a script's models end before its report is written.
+    origins: of generated kernels, by their names.
     """
 
     graphs: list[tuple[str, fx.Graph]] = dataclasses.field(default_factory=list)
     partitions: list[AnyPartition] = dataclasses.field(default_factory=list)
     applied: list[Applied] = dataclasses.field(default_factory=list)
     breaks: list[Cut] = dataclasses.field(default_factory=list)
+    origins: dict[str, Origin] = dataclasses.field(default_factory=dict)
 
     def note_graph(self, name: str, graph: fx.Graph, applied: list[Applied]) -> None:
         owner = graph.owning_module
@@ -69,6 +86,11 @@ class Observation:
     def note_applied(self, note: Applied) -> None:
         if note not in self.applied:  # Dynamo traces a function again after a graph break
             self.applied.append(note)
+
+    def note_origins(self, origins: Mapping[str, Origin]) -> None:
+        for name, origin in origins.items():
+            known = self.origins.get(name)
+            self.origins[name] = origin if known is None else known.with_those_of(origin)
 
     def note_break(self, reason: Any) -> None:
         """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""

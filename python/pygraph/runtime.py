@@ -59,6 +59,11 @@ class RecordLock:
         """Whether this thread has acquired it."""
         return self._owner == threading.get_ident()
 
+    def forget_other_threads(self) -> None:
+        """In a forked process: another thread's lock, which nobody would release, is free."""
+        if not self.is_held_here():
+            self.__init__()  # type: ignore[misc]
+
     def __enter__(self) -> None:
         self.acquire()
 
@@ -118,6 +123,16 @@ def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
     while True:
         with contextlib.suppress(RuntimeError):  # one was added or dropped meanwhile
             return list(of)
+
+
+def release_workspaces() -> None:
+    """Releases what graphs keep of internal memory between replays; the next replay of each asks for
+    it again. Thread-safe. Never raises."""
+    with harmless("releasing graphs' memory"):
+        for partition in all_partitions():
+            for entry in list(partition.entries.values()):
+                if entry.graph is not None:
+                    entry.graph.release_workspace()
 
 
 def note(level: int, text: str, *values: object) -> None:
@@ -257,6 +272,25 @@ def uncaptured() -> Iterator[None]:
                 pause(False)
                 if _pauses_hold_lock:
                     record_lock.release()
+
+
+def _forget_other_threads() -> None:
+    """A forked process has one thread. Locks that others held would stay locked, and who waits for one
+    would wait for ever."""
+    global _locks_lock, _pauses_lock
+    record_lock.forget_other_threads()
+    _pauses_lock = threading.Lock()  # never held by a thread that forks
+    if not _locks_lock._is_owned():  # type: ignore[attr-defined]
+        _locks_lock = threading.RLock()
+    own = getattr(_own, "lock", None)
+    if own is not None and not own._is_owned():  # but perhaps by a thread that captured
+        own = _own.lock = threading.RLock()
+    _locks.clear()
+    if own is not None:
+        _locks.add(own)
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def reset() -> None:

@@ -1,7 +1,10 @@
 """Operators found uncapturable: programs are compiled again, with cuts at them.
 
 An operator that waits for the GPU, or copies from it, makes the capture of its whole partition fail.
-The error's traceback names the operator: Inductor's code calls each operator on a line of its own.
+The error's traceback names the operator: Inductor's code calls each operator on a line of its own. An
+operator of PyTorch's that copies from host memory of its own at each call (lists of addresses, as
+``_foreach_norm`` of PyTorch 2.15 does) is captured, but cannot be in a graph that is used again; there
+the engine's error names it.
 From then on it cuts programs, like operators that are known to wait (operators.py): the parts before
 and after it are in graphs. The program in which it was found is compiled again at its next call,
 because a guard that PyGraph adds to each program fails then.
@@ -22,6 +25,11 @@ from pygraph import dynamo_program, observations, runtime
 from pygraph.runtime import AnyPartition
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
+# Of memory of its own: what copy_ copies from is an argument.
+_COPIES_FROM_HOST = re.compile(
+    r"operator (aten::(?!copy_|_to_copy)\w+), node \d+, a "
+    r"(?:memcpy, uses other host memory|copy uses memory of the host)"
+)
 # The number of further compilations that Dynamo must allow. Beyond its limit it does not compile a
 # function at all.
 _COMPILATIONS_LEFT = 2
@@ -45,11 +53,15 @@ def forget_all() -> None:
 
 
 def operator_in(error: BaseException) -> str:
-    """The operator that a partition was calling when it raised because of the capture.
+    """The operator that a partition was calling when it raised because of the capture, or that copies
+    from host memory of its own.
 
     Empty if it was none, or another error, which may be gone the next time; or if the capture had
     failed before, unnoticed.
     """
+    copies = _COPIES_FROM_HOST.search(str(error))
+    if copies is not None:
+        return copies[1]
     text = str(error).lower()
     if "captur" not in text or "previous error" in text:
         return ""

@@ -195,7 +195,8 @@ TEST_F(LinkTest, RefusesRecordingsOfAnotherComputation) {
     return std::vector<uint64_t>{};
   });
   EXPECT_EQ(kernels,
-            "the two recordings differ: node 0 is kernel add_constant in one and kernel add in "
+            "the two recordings differ: operator aten::test, node 0 is kernel add_constant in one "
+            "and kernel add in "
             "the other");
   const std::string counts = refusal({kBytes}, [&](Session& s) {
     for (int i = 0; i < run; ++i) {
@@ -210,6 +211,35 @@ TEST_F(LinkTest, RefusesRecordingsOfAnotherComputation) {
     return std::vector<uint64_t>{};
   });
   EXPECT_NE(shapes.find("launched with another shape"), std::string::npos) << shapes;
+}
+
+TEST(MatchRecordings, SaysWhatDiffersBetweenTwoCopies) {
+  const auto refusal = [](const abi::Memcpy3D& first, const abi::Memcpy3D& second) -> std::string {
+    Recording recordings[2];
+    for (const int i : {0, 1}) {
+      Node& node = recordings[i].nodes.emplace_back();
+      node.kind = NodeKind::kMemcpy;
+      node.image.resize(sizeof first);
+      std::memcpy(node.image.data(), i == 0 ? &first : &second, sizeof first);
+      recordings[i].operators = {{.name = "aten::copy_", .last = 1}};
+    }
+    try {
+      match_recordings(recordings[0], recordings[1]);
+    } catch (const NotRelocatable& error) {
+      return error.what();
+    }
+    return "(not refused)";
+  };
+  abi::Memcpy3D copy{};
+  copy.width_bytes = 64;
+  abi::Memcpy3D other = copy;
+  other.src_device = 0x1000;
+  EXPECT_EQ(refusal(copy, other), "(not refused)");
+  other.src_host = reinterpret_cast<const void*>(0x2000);
+  const std::string place = "the two recordings differ: operator aten::copy_, node 0, a memcpy, ";
+  EXPECT_EQ(refusal(copy, other), place + "uses other host memory");
+  other.width_bytes = 128;
+  EXPECT_EQ(refusal(copy, other), place + "has another extent");
 }
 
 TEST_F(LinkTest, RefusesOutputsThatAreNotMemoryOfTheRecording) {

@@ -8,14 +8,14 @@ import gc
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from . import compiled_level, partition_level
 from .calls import FLIPS
 from .observe import Difference, Seen, differences, message_of
-from .program import Program
+from .program import UNCAPTURED, Program
 from .series import FatalError, Run, series, synchronize
 
 # How far apart results of one computation may be, of their norm, where the order of additions is left
@@ -23,7 +23,6 @@ from .series import FatalError, Run, series, synchronize
 _ROUNDING = 2.0**-6
 _SPREAD = 4.0
 _RUNS = 3
-UNCAPTURED = "uncaptured"  # begins a FatalError's text that comes from PyTorch alone
 _CONCURRENT_RUNS = 10  # where PyTorch compiles in several threads, calls raise by chance
 
 
@@ -47,29 +46,50 @@ class Outcome:
     evidence: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(program: Program, device: str, wrap: partition_level.Wrap | None = None) -> Outcome:
+def _ignore(name: str) -> None: ...
+
+
+def check(
+    program: Program,
+    device: str,
+    wrap: partition_level.Wrap | None = None,
+    on_series: Callable[[str], None] = _ignore,
+) -> Outcome:
     """wrap: what makes the graphed form of a partition function; PyGraph unless given.
+    on_series: is told the name of each series of calls before it begins.
 
     Raises FatalError where the process is lost.
     """
     outcome = Outcome(program.seed, program.level, "equal")
     try:
         with _memory_back(program, device, outcome):
-            _check(program, device, wrap or partition_level.graphed, outcome)
+            _check(program, device, wrap or partition_level.graphed, outcome, on_series)
     finally:
         _forget_graphs()
     return outcome
 
 
-def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: Outcome) -> None:
-    def expected() -> list[Seen]:
-        if program.level == "compiled":
-            return series(program, device, _compiled(program, device, "inductor"))
-        return series(program, device, partition_level.make(program, device, partition_level.direct))
+def run_uncaptured(program: Program, device: str) -> list[Seen]:
+    """The series of calls without PyGraph."""
+    if program.level == "compiled":
+        found = series(program, device, _compiled(program, device, "inductor"))
+    else:
+        run = partition_level.make(program, device, partition_level.direct)
+        found = series(program, device, run)
+    synchronize(device)
+    return found
 
-    with _named(UNCAPTURED):
-        wanted = expected()
-        synchronize(device)
+
+def _check(
+    program: Program,
+    device: str,
+    wrap: partition_level.Wrap,
+    outcome: Outcome,
+    on_series: Callable[[str], None],
+) -> None:
+    on_series(UNCAPTURED)
+    wanted = run_uncaptured(program, device)
+    on_series("graphed")
     outcome.calls = len(wanted)
     outcome.raised = sum(bool(seen.error) for seen in wanted)
     if program.level == "compiled":
@@ -77,7 +97,7 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
     else:
         run = partition_level.make(program, device, wrap)
     with _early_recording(program, device), _logged() as lines:
-        with _named("graphed", lines):
+        with _told(lines):
             seen = series(program, device, run)
             synchronize(device)
         graphs = _graphs()
@@ -85,7 +105,8 @@ def _check(program: Program, device: str, wrap: partition_level.Wrap, outcome: O
     found = differences(wanted, seen, _may_share(program))
     if found:
         is_concurrent = program.settings["mode"] == "concurrent"
-        again = [expected() for _ in range(_CONCURRENT_RUNS if is_concurrent else _RUNS)]
+        count = _CONCURRENT_RUNS if is_concurrent else _RUNS
+        again = [run_uncaptured(program, device) for _ in range(count)]
         if is_concurrent:
             raised = {
                 message_of(call) for run_again in again for call in (*wanted, *run_again) if call.error
@@ -146,12 +167,12 @@ def _compare_with_own_code(
 
 
 @contextlib.contextmanager
-def _named(series: str, lines: Sequence[str] = ()) -> Iterator[None]:
-    """An error that ends the process tells the series that it came from, and what was logged."""
+def _told(lines: Sequence[str]) -> Iterator[None]:
+    """An error that ends the process tells what was logged."""
     try:
         yield
     except FatalError as error:
-        raise FatalError("\n".join([f"{series}: {error}", *lines[-60:]])) from error
+        raise FatalError("\n".join([str(error), *lines[-60:]])) from error
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from .layouts import Make, lay_out
 # Sizes of inputs may be this name: an integer argument of the program that varies between calls.
 SIZE = "s"
 GENERATOR = "g0"
+UNCAPTURED = "uncaptured"  # the name of the series of calls that needs nothing of PyGraph's
 
 
 @dataclasses.dataclass

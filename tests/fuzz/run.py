@@ -19,7 +19,7 @@ from typing import Any
 
 from . import reproducer
 from .generate import COMPILED_EVERY, generate
-from .program import Program, to_json
+from .program import UNCAPTURED, Program, to_json
 from .reduce import reduce, size_of
 from .supervise import Worker
 
@@ -28,6 +28,8 @@ _REDUCED = 20  # failures that are reduced and written out
 _PROGRAM_SECONDS = {"partition": 45.0, "compiled": 180.0}
 _SHORT_SECONDS = 20.0  # of a program that hung before
 _UNLIKELY = 100  # so many failures end the run: more tell nothing new
+_UNCAPTURED_RUNS = 20  # of a program that failed without PyGraph
+_REMEMBERED = 20  # programs that a worker ran before one that crashed
 
 
 class Campaign:
@@ -120,24 +122,38 @@ def _kind_of(reason: str) -> str:
 
 def _work(campaign: Campaign, worker: Worker) -> None:
     is_first = True
+    before: list[int] = []  # seeds that the worker's process has run
     while (seed := campaign.take()) is not None:
         level = campaign.level_of(seed)
         seconds = _PROGRAM_SECONDS[level] * (4 if is_first else 1)  # kernels are loaded, caches filled
         is_first = False
         reply = worker.ask(campaign.request(seed), seconds)
         if reply["verdict"] in ("crashed", "hung"):
-            again = worker.ask(campaign.request(seed), seconds)
-            alone = (
-                "alone, too" if again["verdict"] == reply["verdict"] else f"alone: {again['verdict']}"
-            )
-            reply["detail"] = [*reply["detail"], alone]
-            is_first = True
-        elif reply["verdict"] == "crashed uncaptured":  # the worker ended
+            reply["detail"] += [
+                f"in the series: {reply['series']}",
+                f"the worker's programs before: {before[-_REMEMBERED:]}",
+            ]
+            _ask_again(campaign.request(seed), reply, worker, seconds)
             is_first = True
         elif reply.get("leaked"):  # or kept by a library from its first use on
             again = worker.ask(campaign.request(seed), seconds)
             reply["leaked"] = again.get("leaked", 0)
+        before = [] if is_first else [*before[-_REMEMBERED:], seed]
         campaign.note(seed, reply)
+
+
+def _ask_again(request: dict[str, Any], reply: dict[str, Any], worker: Worker, seconds: float) -> None:
+    """What a program does alone that crashed or hung. It is PyTorch's own fault if that happened
+    without PyGraph, and happens without it in a process that has not used PyGraph at all."""
+    verdict = reply["verdict"]
+    if reply["series"] == UNCAPTURED:
+        alone = worker.ask({**request, "uncaptured_runs": _UNCAPTURED_RUNS}, 2 * seconds)
+        if alone["verdict"] in ("crashed", "hung"):
+            reply["verdict"] = f"{verdict} uncaptured"
+    else:
+        alone = worker.ask(request, seconds)
+    same = "alone, too" if alone["verdict"] == verdict else f"alone: {alone['verdict']}"
+    reply["detail"].append(same)
 
 
 def _reduce_all(
@@ -245,7 +261,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="0: one per core")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--folder", default="build/fuzz")
-    parser.add_argument("--fault", default="", help="graphs that are wrong on purpose (faulty.py)")
+    parser.add_argument("--fault", default="", help='wrong graphs (faulty.py), or "none": no graphs')
     report = run(parser.parse_args())
     shown = {key: value for key, value in report.items() if key != "failures"}
     print(json.dumps(shown, indent=1))

@@ -33,10 +33,12 @@ class Worker:
             self._environment["CUDA_VISIBLE_DEVICES"] = str(number % gpus)
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
+        self._series = ""
         self.starts = 0
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The reply; ``verdict`` is "crashed" or "hung" where there was none, and the worker ended."""
+        """The reply; ``verdict`` is "crashed" or "hung" where there was none, and the worker ended.
+        Then ``series`` tells which series of calls it was in."""
         if self._process is None:
             self._start()
         assert self._process is not None and self._process.stdin is not None
@@ -47,30 +49,43 @@ class Worker:
             reply = self._reply(seconds)
         except BrokenPipeError:
             reply = None
-        if reply is not None and not str(reply.get("verdict")).startswith("crashed"):
+        if reply is not None and reply.get("verdict") not in ("crashed", "hung"):
             return reply
         code = self._end()
         if reply is None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reply = {"verdict": "crashed", "detail": [f"the worker ended with {how}", *self.log_tail()]}
-        return reply
+        return {**reply, "series": self._series}
 
     def _reply(self, seconds: float) -> dict[str, Any] | None:
         """None if the worker has ended."""
-        assert self._process is not None and self._process.stdout is not None
         end = time.monotonic() + seconds
-        while b"\n" not in self._pending:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+        while True:
+            line = self._line(end)
+            if line is None:
+                return None
+            if not line:
                 detail = [f"no answer in {seconds:.0f} s", *self.log_tail()]
                 self._end()
                 return {"verdict": "hung", "detail": detail}
+            reply: dict[str, Any] = json.loads(line)
+            if "series" not in reply:
+                return reply
+            self._series = reply["series"]
+
+    def _line(self, end: float) -> bytes | None:
+        """What the worker says next; empty if it is nothing until ``end``; None if it has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        while b"\n" not in self._pending:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                return b""
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
                 return None
             self._pending += piece
         line, self._pending = self._pending.split(b"\n", 1)
-        return json.loads(line)  # type: ignore[no-any-return]
+        return line
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "tests.fuzz.worker", "--device", self._device]

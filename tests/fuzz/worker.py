@@ -32,13 +32,17 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     import torch
 
-    from . import faulty
-    from .check import UNCAPTURED, check
+    from .check import Outcome, check, run_uncaptured
+    from .program import UNCAPTURED
     from .series import FatalError
 
     torch.set_num_threads(1)
     device = "cuda:0" if args.device == "cuda" else args.device
-    wrap = faulty.wrap(args.fault) if args.fault else _default_wrap(device)
+    wrap = _wrap(args.fault, device)
+
+    def say_series(name: str) -> None:
+        print(json.dumps({"series": name}), file=replies, flush=True)
+
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -46,14 +50,18 @@ def main() -> None:
         faulthandler.dump_traceback_later(max(1, seconds - 2))  # into the log, before the parent acts
         try:
             program = _program(request)
-            outcome = check(program, device, wrap)
-            if outcome.leaked:  # what is made once in a process is not made again
-                outcome.leaked = check(program, device, wrap).leaked
+            if "uncaptured_runs" in request:
+                say_series(UNCAPTURED)
+                for _ in range(request["uncaptured_runs"]):
+                    run_uncaptured(program, device)
+                outcome = Outcome(program.seed, program.level, "equal")
+            else:
+                outcome = check(program, device, wrap, say_series)
+                if outcome.leaked:  # what is made once in a process is not made again
+                    outcome.leaked = check(program, device, wrap, say_series).leaked
             reply: dict[str, Any] = dataclasses.asdict(outcome)
         except FatalError as error:
-            of_pytorch = str(error).startswith(UNCAPTURED)
-            verdict = "crashed uncaptured" if of_pytorch else "crashed"
-            reply = {"verdict": verdict, "detail": str(error).splitlines()}
+            reply = {"verdict": "crashed", "detail": str(error).splitlines()}
             print(json.dumps(reply), file=replies, flush=True)
             os._exit(LOST)
         except Exception as error:
@@ -79,11 +87,14 @@ def _is_lost(device: str) -> bool:
     return False
 
 
-def _default_wrap(device: str) -> Any:
-    """Without a GPU, programs are compared with themselves, which checks the fuzzer."""
-    from . import partition_level
+def _wrap(fault: str, device: str) -> Any:
+    """What makes the graphed form of a partition function. Without a GPU, or with the fault "none",
+    programs are compared with themselves: that checks the fuzzer and shows what PyTorch does alone."""
+    from . import faulty, partition_level
 
-    return partition_level.graphed if device.startswith("cuda") else partition_level.direct
+    if fault == "none" or not (fault or device.startswith("cuda")):
+        return partition_level.direct
+    return faulty.wrap(fault) if fault else partition_level.graphed
 
 
 def _program(request: dict[str, Any]) -> Any:

@@ -40,6 +40,18 @@ def test_a_program_that_fits_in_one_graph() -> None:
     assert {part.kind for part in report.strip} == {"graph"}
 
 
+def test_generated_kernels_have_operators_and_lines() -> None:
+    with torch.no_grad():
+        report = pygraph.explain(Model().cuda(), randn(8, 64), torch.tensor(2.0))
+    generated = [row for row in report.kernels if row.name.startswith("triton_")]
+    assert generated
+    assert all(row.operators for row in generated), report.kernels
+    assert all("test_explain.py:" in line for row in generated for line in row.where)
+    assert any(row.where for row in generated)
+    assert sum(row.count for row in report.kernels) == report.shares[0].total
+    assert sum(row.in_graphs for row in report.kernels) == report.shares[0].in_graphs
+
+
 def test_training_includes_the_backward_and_leaves_gradients_alone() -> None:
     model = Model().cuda()
     report = pygraph.explain(model, randn(8, 64), torch.tensor(2.0))

@@ -64,7 +64,9 @@ def test_a_thread_that_draws_during_a_recording_gets_pytorchs_error() -> None:
     with torch.no_grad():
         for _ in range(4):
             torch.testing.assert_close(model(x), (x + 1) * 2)
-    assert _errors and all("outside graph capture" in error for error in _errors)
+    # From 2.15 on at the latest, other threads may draw (each capture has a state of its own).
+    assert _errors or torch.__version__ >= (2, 12)
+    assert all("outside graph capture" in error for error in _errors)
     torch.rand(8, device="cuda")  # later draws are ordinary
 
 

@@ -17,6 +17,11 @@ from .support import captured, randn
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
+
+
 class Training:
     """A model, its optimizer and a step, all of which are the same at each construction."""
 

@@ -12,7 +12,7 @@ from torch._dynamo import eval_frame
 
 from pygraph import runtime, torch_patches
 from pygraph.partition.observed_effects import ObservedEffects
-from pygraph.torch_patches import application, selection, state
+from pygraph.torch_patches import selection, state
 
 from .compiled_programs import Backend, OurBackend
 from .selector_world import World
@@ -29,9 +29,8 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if no patch had been applied in this process so far. Those that were are applied again."""
     torch._dynamo.reset()
-    names = ((state, "_asked_for"), (state, "_used"), (state, "_failures"), (application, "_tried"))
-    for owner, name in names:
-        monkeypatch.setattr(owner, name, type(getattr(owner, name))())
+    for name in ("_asked_for", "_used", "_failures", "_tried"):
+        monkeypatch.setattr(state, name, type(getattr(state, name))())
     monkeypatch.setattr(state, "_is_logged", False)
     yield
     torch._dynamo.reset()

@@ -14,8 +14,10 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from pygraph.torch_patches import sources
 from pygraph.torch_patches.table import PATCHES
 
+# Those that a program gets where it asks for them. (The others are applied by the backend, on demand.)
+WITH_A_PROGRAM = tuple(patch for patch in PATCHES if patch.scope != "on demand")
 # The patches that fit the installed release of PyTorch. Others are of no use there.
-FITTING = frozenset(patch.name for patch in PATCHES if sources.release() in patch.releases)
+FITTING = frozenset(patch.name for patch in WITH_A_PROGRAM if sources.release() in patch.releases)
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import pygraph
 from pygraph import runtime
+from pygraph.compile import attachment
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about having no GPU")
 
@@ -127,3 +130,23 @@ def test_graphed_callable_checks_its_argument() -> None:
     callable_ = engine.graphed_callable(list, list, 0)
     with pytest.raises(TypeError, match="takes one argument"):
         callable_(1, 2)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch._inductor.stream_utils") is None,
+    reason="this PyTorch generates no code that uses streams",
+)
+@pytest.mark.parametrize("placement", [{"stream": 2}, {"mempool": (0, 1)}, None])
+def test_a_graph_that_uses_streams_or_pools_of_its_own_is_left_alone(
+    placement: dict[str, Any] | None,
+) -> None:
+    inner = torch.fx.symbolic_trace(lambda x: x.sin())
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    gm.add_module("inner", inner)
+    assert not attachment.places_its_work_itself(gm)
+    if placement is None:
+        with inner.graph.inserting_before(inner.graph.output_node()):
+            inner.graph.call_function(torch.ops.streams.wait_stream.default, (0, 1))
+    else:
+        next(iter(inner.graph.find_nodes(op="call_method"))).meta["custom"] = placement
+    assert attachment.places_its_work_itself(gm)

@@ -13,8 +13,13 @@ from torch._inductor import compile_fx, custom_graph_pass
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch._inductor.utils import fresh_cache
 
+import pygraph
+from pygraph import runtime
 from pygraph.compile import barriers
+from pygraph.fx_passes import cache_key
+from pygraph.torch_patches import sources
 
+from . import graphs_on_the_cpu
 from .inductor_kernels import Kernel, compiled_accesses, generate
 
 
@@ -164,6 +169,48 @@ def test_other_backends_code_is_left_alone() -> None:
     assert _kernel(OVERWRITING[0]).source == before
 
 
+@pytest.fixture
+def unknown_inductor(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name in Inductor that is not as known; as if no kernel had been generated yet."""
+    name = "torch._inductor.codegen.triton.TritonKernel.store"
+    digest = sources.digest
+    monkeypatch.setattr(sources, "digest", lambda n: "another" if n == name else digest(n))
+    return name
+
+
+def test_an_inductor_that_is_not_known_keeps_its_kernels(unknown_inductor: str) -> None:
+    before = _kernel(OVERWRITING[0]).source
+    with barriers.in_generated_kernels():
+        assert _kernel(OVERWRITING[0]).source == before
+        assert not barriers.wanted()
+    (row,) = (row for row in pygraph.status().patches if row.name == "kernel_barriers")
+    assert (row.state, row.reason) == ("unknown source", f"{unknown_inductor} has changed")
+
+
+def test_there_are_no_graphs_without_barriers(
+    unknown_inductor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = graphs_on_the_cpu.install(monkeypatch)
+    torch._dynamo.reset()
+    runtime.notice_once.cache_clear()
+    x = torch.ones(3, 3)
+    with fresh_cache(), torch.no_grad():
+        result = torch.compile(lambda x: torch.mm(x, x), backend="pygraph")(x)
+    assert torch.equal(result, torch.full((3, 3), 3.0))
+    assert graphs.infos == []
+    assert f"what they still read: {unknown_inductor} has changed" in caplog.text
+
+
+def test_they_are_there_without_any_optional_patch(
+    fresh_state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPH_PATCHES", "none")
+    with barriers.in_generated_kernels():
+        assert "debug_barrier" in _kernel(OVERWRITING[0]).source
+    active = [row.name for row in pygraph.status().patches if row.state == "active"]
+    assert active == ["kernel_barriers"]
+
+
 def test_forward_and_lazy_backward_are_compiled_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, too, where graphs are off; and code of Inductor's cache is not other backends'."""
     compile_inner = compile_fx.compile_fx_inner
@@ -193,6 +240,8 @@ def test_forward_and_lazy_backward_are_compiled_with_them(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("form", ["none of a list", "list", "inference"])
 def test_the_users_passes_run_in_all_forms(setting: str, form: str) -> None:
     seen = []
+    if form != "inference" and not cache_key.takes_several():
+        pytest.skip("this release takes no lists of passes")
 
     class Pass(custom_graph_pass.CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.fx_passes.fx_nodes import is_on_cpu
 from pygraph.fx_passes.graph_pass import GraphPass
+from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values
 from pygraph.options import TRANSFORMS
 
 from .test_fx_passes import SCALAR, X, _calls, _graph, _mixes_devices, _trace
@@ -78,3 +79,15 @@ def _moved_by_inductor(graph: fx.Graph) -> list[fx.Node]:
         post_grad.move_constructors_to_gpu(graph)
     nodes = [node for node in _calls(graph) if "device" in node.kwargs]
     return [n for n in nodes if torch.device(n.kwargs["device"]).type != n.meta["val"].device.type]  # type: ignore[arg-type]
+
+
+def test_a_token_is_made_without_a_device() -> None:
+    """Operators with effects, such as the check of linalg.cholesky, are ordered by tokens."""
+    graph = fx.Graph()
+    token = graph.call_function(torch.ops.prims._make_token.default)
+    token.meta["val"] = torch.empty(0)
+    zeros = graph.call_function(torch.ops.aten.zeros.default, ([2],), {"device": torch.device("cpu")})
+    zeros.meta["val"] = torch.zeros(2)
+    graph.output((token, zeros))
+    keep_cpu_values(graph)
+    assert dict(token.kwargs) == {} and dict(zeros.kwargs) == {"device": "cpu"}

@@ -12,6 +12,7 @@ import pytest
 
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 _NEEDS = {"hf_inference": "transformers", "hf_generate": "transformers", "timm_training": "timm"}
+_MAY_BE_MISSING = {"accelerate_training": "accelerate", "lightning_training": "lightning"}
 _TIME = re.compile(r"^(\w+) +([\d.]+) ms a step", re.MULTILINE)
 
 
@@ -27,12 +28,13 @@ def _run(name: str, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", [*_NEEDS, "accelerate_training"])
+@pytest.mark.parametrize("name", [*_NEEDS, *_MAY_BE_MISSING])
 def test_an_example_prints_times_before_and_after(name: str) -> None:
     pytest.importorskip(_NEEDS.get(name, "torch"))
     output = _run(name)
-    if name == "accelerate_training" and importlib.util.find_spec("accelerate") is None:
-        assert output == "accelerate is not installed: pip install accelerate\n"
+    library = _MAY_BE_MISSING.get(name)
+    if library is not None and importlib.util.find_spec(library) is None:
+        assert output == f"{library} is not installed: pip install {library}\n"
         return
     times = _TIME.findall(output)
     assert [backend for backend, _ in times] == ["none", "eager"]

@@ -19,17 +19,20 @@ from torch import nn
 import pygraph
 from benchmarks import run
 from pygraph import cli, operators
-from pygraph.observations import observing
+from pygraph.observations import Observation, Origin, observing
 from pygraph.options import TRANSFORMS, Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.report import measure, profile, wording
 from pygraph.report.classify import Kind, classify, segments
 from pygraph.report.estimate import estimate
-from pygraph.report.explanation import Report, Share, variant_timings
+from pygraph.report.explanation import KernelRow, Report, Share, variant_timings
 from pygraph.report.fake_gpu import trace
 from pygraph.report.stats import GraphStats
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Timing
+
+from . import graphs_on_the_cpu
+from .graphs_on_the_cpu import CpuGraphs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -303,6 +306,59 @@ def test_kernels_are_told_apart_by_what_launched_them() -> None:
     ]
     counts, _ = profile.shares(kernels)
     assert (counts.in_graphs, counts.total) == (3, 4)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuGraphs]:
+    torch._dynamo.reset()
+    yield graphs_on_the_cpu.install(monkeypatch)
+    torch._dynamo.reset()
+
+
+def test_generated_kernels_have_operators_and_lines(graphs: CpuGraphs) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, x).relu()
+        return y.softmax(-1)
+
+    options = {"pygraph.patches": "none"}
+    with torch.no_grad(), observing() as observation:
+        torch.compile(program, backend="pygraph", options=options)(torch.ones(4, 4))
+    first = program.__code__.co_firstlineno
+    kernels = {n: o for n, o in observation.origins.items() if n.startswith("cpp_fused")}
+    (origin,) = kernels.values()
+    assert {"relu", "amax", "exp", "div"} <= set(origin.operators)
+    assert origin.where == (f"{__file__}:{first + 1}", f"{__file__}:{first + 2}")
+    product = observation.origins["extern_kernels.mm"]
+    assert (product.operators, product.where) == (("mm",), (f"{__file__}:{first + 1}",))
+
+    (name,) = kernels
+    traced = [
+        profile.Kernel(name, 2.0, 1),
+        profile.Kernel("gemm", 9.0, 1),
+        profile.Kernel(name, 3.0, None),
+    ]
+    gemm, ours = measure.kernel_rows(traced, observation.origins)
+    assert (gemm.name, gemm.count, gemm.in_graphs, gemm.where) == ("gemm", 1, 1, ())
+    assert (ours.count, ours.in_graphs, ours.us) == (2, 1, 5.0)
+    assert (ours.operators, ours.where) == (origin.operators, origin.where)
+    cells = wording.kernel_cells(ours)
+    assert "and" in cells[1] and f"{__file__}:{first + 1}" in cells[2]
+
+
+def test_kernels_of_one_name_in_two_graphs_have_the_lines_of_both() -> None:
+    observation = Observation()
+    observation.note_origins({"triton_0": Origin(("relu",), ("a.py:1",))})
+    observation.note_origins({"triton_0": Origin(("relu",), ("a.py:2",))})
+    assert observation.origins == {"triton_0": Origin(("relu",), ("a.py:1", "a.py:2"))}
+
+
+def test_the_tables_show_kernels(report: Report) -> None:
+    row = KernelRow("triton_<0>", 2, 1, 5.0, ("relu", "exp"), ("a.py:1",))
+    shown = dataclasses.replace(report, kernels=(row,))
+    assert "triton_<0>" in str(shown) and "relu, exp" in str(shown)
+    assert "triton_&lt;0&gt;" in shown.to_html() and "a.py:1" in shown.to_html()
+    assert shown.to_dict()["kernels"][0]["operators"] == ("relu", "exp")
+    assert "Kernels" not in str(report)
 
 
 def test_the_benchmarks_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:

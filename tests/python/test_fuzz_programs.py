@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.fuzz import faulty, reproducer
-from tests.fuzz.check import UNCAPTURED, check
+from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.observe import Seen
 from tests.fuzz.partition_level import direct
 from tests.fuzz.program import (
+    UNCAPTURED,
     Call,
     Input,
     Program,
@@ -139,13 +140,19 @@ def test_what_concurrent_calls_raise_by_chance_is_not_wrong(
     assert check(program, "cpu", direct).verdict == verdict
 
 
-def test_a_crash_of_the_uncaptured_run_is_told_from_a_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_series_are_named_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
+    check(_writing(), "cpu", direct, named.append)
+    assert named == [UNCAPTURED, "graphed"]
+
     def lost(*args: object) -> None:
         raise FatalError("CUDA error: misaligned address")
 
+    named.clear()
     monkeypatch.setattr("tests.fuzz.check.synchronize", lost)  # where it shows
-    with pytest.raises(FatalError, match=f"^{UNCAPTURED}: CUDA error"):
-        check(_writing(), "cpu", direct)
+    with pytest.raises(FatalError):
+        check(_writing(), "cpu", direct, named.append)
+    assert named == [UNCAPTURED]
 
 
 def test_sums_in_any_order_are_not_wrong_and_other_values_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tests.fuzz import run as fuzz
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.partition_level import direct
+from tests.fuzz.program import UNCAPTURED
 from tests.fuzz.supervise import Worker
 
 
@@ -78,3 +79,50 @@ def test_a_failure_is_reduced_and_written_out(folder: Path, seed: int) -> None:
     before, after = failure["reduced"]
     assert after < before
     assert f"def test_seed_{seed}" in Path(failure["file"]).read_text()
+
+
+class _Answers:
+    """A worker that gives prepared replies."""
+
+    def __init__(self, *replies: dict[str, object]) -> None:
+        self._replies = list(replies)
+        self.requests: list[dict[str, object]] = []
+
+    def ask(self, request: dict[str, object], seconds: float) -> dict[str, object]:
+        self.requests.append(request)
+        return self._replies.pop(0)
+
+
+@pytest.mark.parametrize("failure", ["crashed", "hung"])
+@pytest.mark.parametrize(
+    ("series", "alone", "verdict"),
+    [
+        (UNCAPTURED, "crashed", "{} uncaptured"),
+        (UNCAPTURED, "equal", "{}"),  # what PyGraph did before may be the cause
+        ("graphed", "crashed", "{}"),
+        ("graphed", "equal", "{}"),
+    ],
+)
+def test_a_failure_is_pytorchs_own_only_where_pygraph_was_never_used(
+    failure: str, series: str, alone: str, verdict: str
+) -> None:
+    worker = _Answers(
+        {"verdict": failure, "detail": [], "series": series},
+        {"verdict": alone, "detail": []},
+    )
+    campaign = fuzz.Campaign(1, 1, 60, "partition")
+    fuzz._work(campaign, worker)  # type: ignore[arg-type]
+    assert ("uncaptured_runs" in worker.requests[1]) == (series == UNCAPTURED)
+    wanted = verdict.format(failure)
+    assert dict(campaign.verdicts["partition"]) == {wanted: 1}
+    assert len(campaign.failures) == ("uncaptured" not in wanted)
+
+
+def test_the_worker_tells_in_which_series_a_program_hangs(folder: Path, seed: int) -> None:
+    worker = Worker(0, "cpu", folder, "hangs")
+    request = {"seed": seed, "level": "partition", "mode": ""}
+    try:
+        assert worker.ask(request, 20)["series"] == "graphed"
+        assert worker.ask({**request, "uncaptured_runs": 2}, 60)["verdict"] == "equal"
+    finally:
+        worker.stop()

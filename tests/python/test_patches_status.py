@@ -13,9 +13,9 @@ import pygraph
 from pygraph import runtime, torch_patches
 from pygraph.torch_patches import module_flag, sources, state
 from pygraph.torch_patches.selection import ALL, EXACT, NONE
-from pygraph.torch_patches.table import PATCHES
+from pygraph.torch_patches.table import PATCHES, REQUIRED
 from tests.python.compiled_programs import ReducingBackend, X
-from tests.python.patched_programs import FITTING, Model
+from tests.python.patched_programs import FITTING, WITH_A_PROGRAM, Model
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -37,10 +37,15 @@ def _compile(patches: str) -> None:
 def test_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYGRAPH_PATCHES", raising=False)
     rows = {row.name: row for row in pygraph.status().patches}
-    assert list(rows) == [patch.name for patch in PATCHES]
+    assert list(rows) == [patch.name for patch in (*PATCHES, *REQUIRED)]
     assert {row.state for row in rows.values()} == {"off"}
     assert rows["parameter_loader"].reason == "no program has been compiled with it yet"
     assert rows["class_guard"].reason == "not asked for by pygraph.patches"
+    assert rows["warm_start"].reason == "no program has needed it yet"
+    monkeypatch.setenv("PYGRAPH_PATCHES", NONE)
+    rows = {row.name: row for row in pygraph.status().patches}
+    assert rows["warm_start"].reason == "not asked for by pygraph.patches"
+    assert rows["kernel_barriers"].reason == "no program has needed it yet"
 
 
 @pytest.mark.parametrize("patches", [NONE, EXACT, ALL])
@@ -48,7 +53,7 @@ def test_what_a_program_asked_for_is_active(patches: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYGRAPH_PATCHES", NONE)
     _compile(patches)
     states = _states()
-    for patch in PATCHES:
+    for patch in WITH_A_PROGRAM:
         wanted = patches == ALL or (patches == EXACT and patch.exact)
         wanted = wanted and patch.name in FITTING
         assert states[patch.name] == ("active" if wanted else "off"), patch.name
@@ -73,12 +78,12 @@ def test_one_unknown_source_switches_no_other_patch_off(monkeypatch: pytest.Monk
     assert (row.name, row.reason) == ("saved_hooks_guard", f"{method} has changed")
 
 
-@pytest.mark.skipif({patch.name for patch in PATCHES} == FITTING, reason="all fit")
+@pytest.mark.skipif({patch.name for patch in WITH_A_PROGRAM} == FITTING, reason="all fit")
 def test_patches_that_are_left_off_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_PATCHES", ALL)
     _compile(ALL)
-    for patch, row in zip(PATCHES, pygraph.status().patches, strict=True):
-        if patch.name not in FITTING:
+    for patch, row in zip((*PATCHES, *REQUIRED), pygraph.status().patches, strict=True):
+        if patch in WITH_A_PROGRAM and patch.name not in FITTING:
             assert (row.state, row.reason) == ("off", patch.left_off[sources.release()])
 
 
@@ -86,7 +91,7 @@ def test_it_prints_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_PATCHES", NONE)
     _compile("parameter_loader")
     lines = str(pygraph.status()).splitlines()
-    assert len(lines) == len(PATCHES)
+    assert len(lines) == len(PATCHES) + len(REQUIRED)
     assert lines[0] == "parameter_loader   active"
     assert lines[1] == "class_guard        off: not asked for by pygraph.patches"
     assert dataclasses.is_dataclass(pygraph.PatchStatus) and dataclasses.is_dataclass(pygraph.Status)
@@ -128,7 +133,7 @@ def test_it_may_be_asked_for_while_threads_compile() -> None:
     def ask() -> None:
         try:
             while not stops.is_set():
-                assert len(pygraph.status().patches) == len(PATCHES)
+                assert len(pygraph.status().patches) == len(PATCHES) + len(REQUIRED)
         except BaseException as error:
             errors.append(error)
 

@@ -16,7 +16,7 @@ from torch._dynamo import eval_frame
 import pygraph
 from pygraph.torch_patches import check, sources
 from pygraph.torch_patches.digests import GONE
-from pygraph.torch_patches.table import PATCHES, RELEASES, Patch
+from pygraph.torch_patches.table import PATCHES, RELEASES, REQUIRED, Patch
 
 from .test_layout import _imports
 
@@ -34,7 +34,7 @@ def _patch(name: str) -> Patch:
     return next(patch for patch in PATCHES if patch.name == name)
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", (*PATCHES, *REQUIRED), ids=lambda patch: patch.name)
 def test_an_entry_is_complete(patch: Patch) -> None:
     assert patch.replaces and patch.saves and patch.releases
     assert len(set(patch.names)) == len(patch.names)
@@ -48,7 +48,7 @@ def test_an_entry_is_complete(patch: Patch) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+    assert len({patch.name for patch in (*PATCHES, *REQUIRED)}) == len(PATCHES) + len(REQUIRED)
 
 
 def test_dynamos_internals_are_imported_in_two_places() -> None:
@@ -118,7 +118,7 @@ def test_check_says_that_all_match() -> None:
     assert lines[0] == f"PyTorch {torch.__version__}"
     assert [line.split(":")[0].split(maxsplit=1) for line in lines[1:]] == [
         [patch.name, "match" if sources.release() in patch.releases else "left off"]
-        for patch in PATCHES
+        for patch in (*PATCHES, *REQUIRED)
     ]
 
 

@@ -136,3 +136,22 @@ def test_the_calls_own_pieces_stay_for_the_next_call(
 
     assert verify.verify(_rehearsal(FakeGraph(), function), suspects).failure == ""
     assert events[0] == events[-2] == "give back" and events[-1] == "run"
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_other_graphs_keep_no_memory_during_the_call_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    other = FakeGraph(add_one)
+    entries = {b"": SimpleNamespace(graph=other), b"refused": SimpleNamespace(graph=None)}
+    holder = SimpleNamespace(entries=entries)
+    monkeypatch.setattr(runtime, "all_partitions", lambda: [holder])
+    monkeypatch.setattr(rehearsal.allocator, "make_room", lambda wanted: has_room)
+    released: list[int] = []
+
+    def call(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        released.append(other.released)
+        return add_one(args)
+
+    verify.quick_check(_rehearsal(FakeGraph(add_one), call))
+    assert released == [0 if has_room else 1]

@@ -63,6 +63,32 @@ _NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
 @pytest.mark.parametrize(
+    ("text", "operator"),
+    [
+        (
+            "the two recordings differ: operator aten::_foreach_norm, node 0, a memcpy, "
+            "uses other host memory",
+            "aten::_foreach_norm",
+        ),
+        (
+            "operator aten::_foreach_norm, node 3, a copy uses memory of the host that the graph does "
+            "not hold",
+            "aten::_foreach_norm",
+        ),
+        # From a tensor in pinned memory, which the program has.
+        (
+            "operator aten::copy_, node 1, a copy uses memory of the host that the graph does not hold",
+            "",
+        ),
+        ("the two recordings differ: operator aten::add, node 0, a memcpy, has another extent", ""),
+        ("the two recordings differ: operator my::add, node 0, a memcpy, uses other host memory", ""),
+    ],
+)
+def test_an_operator_that_copies_from_its_own_host_memory_is_named(text: str, operator: str) -> None:
+    assert uncapturable.operator_in(RuntimeError(text)) == operator
+
+
+@pytest.mark.parametrize(
     ("line", "operator"),
     [
         (f'torch.ops.pygraph_test.refuse.default(x, "{_NOT_PERMITTED}")', "pygraph_test::refuse"),

@@ -15,9 +15,11 @@ import torch
 import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters
 
+import pygraph
 from pygraph import uncapturable
 from pygraph.compile import warm_start
 from pygraph.compile.backend import backend
+from pygraph.torch_patches import sources, state
 
 from . import graphs_on_the_cpu
 from .graphs_on_the_cpu import CpuGraphs
@@ -43,7 +45,7 @@ def _start(graphs: CpuGraphs, **options: Any) -> tuple[int, int]:
     counters.clear()
     graphs.clear()
     given = {
-        "pygraph.patches": "none",
+        "pygraph.patches": "warm_start",
         "pygraph.warm_start": True,
         **{f"pygraph.{k}": v for k, v in options.items()},
     }
@@ -98,7 +100,7 @@ def test_sizes_that_vary_and_results_that_alias_come_from_the_cache(graphs: CpuG
         torch._dynamo.reset()
         counters.clear()
         graphs.clear()
-        options = {"pygraph.patches": "none", "pygraph.warm_start": True}
+        options = {"pygraph.patches": "warm_start", "pygraph.warm_start": True}
         function = torch.compile(program, backend="pygraph", dynamic=True, options=options)
         for size in (4, 7):
             x = torch.ones(size, 3)
@@ -183,17 +185,25 @@ def test_an_error_while_attaching_is_a_miss(graphs: CpuGraphs, monkeypatch: pyte
 
 
 def test_a_pytorch_that_loads_in_another_way_compiles(
-    graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch
+    graphs: CpuGraphs, fresh_state: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
-
     assert _start(graphs) == (1, 0)
-    warm_start.is_possible.cache_clear()
+    name = "torch._functorch._aot_autograd.aot_autograd_result.CompiledForward"
+    for attribute in ("_used", "_tried"):
+        monkeypatch.setattr(state, attribute, set())
     with monkeypatch.context() as patch:
-        patch.setattr(GenericAOTAutogradResult, "wrap_post_compile", lambda self, other: None)
-        assert not warm_start.is_possible()
+        digest = sources.digest
+        patch.setattr(sources, "digest", lambda n: "another" if n == name else digest(n))
         assert _start(graphs) == (0, 0)
-    warm_start.is_possible.cache_clear()
+        (row,) = (row for row in pygraph.status().patches if row.name == "warm_start")
+        assert (row.state, row.reason) == ("unknown source", f"{name} has changed")
+
+
+def test_it_is_one_of_the_patches_that_the_user_switches(graphs: CpuGraphs, fresh_state: None) -> None:
+    assert _start(graphs, patches="none") == (0, 0)
+    assert "warm_start" not in {r.name for r in pygraph.status().patches if r.state == "active"}
+    assert _start(graphs) == (1, 0)
+    assert "warm_start" in {r.name for r in pygraph.status().patches if r.state == "active"}
 
 
 def test_a_folder_that_cannot_be_written_only_costs_warm_starts(

@@ -12,6 +12,7 @@ exchanged for a recording. One thread at a time observes; others run uncaptured 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import types
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _MOST_STRANGERS = 8  # calls in a row that no variant fits
 _MOST_VARIANTS = 64
 _MOST_REFUSED = 256  # kinds of calls that are remembered
 _CALLS_PER_LOOK = 100  # while calls are no more observed, one in so many is looked at
+_USE_UNTESTED = "PYGRAPH_UNTESTED_GRAPH"  # environment variable
 
 _inside = threading.local()  # `is_calling`: whether the thread is in a call of a graphed callable
 
@@ -224,7 +226,7 @@ class Graphed:
     @property
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
-        unavailable = runtime.unavailable_reason()
+        unavailable = _why_not()
         for reason in (unavailable, self._resting):
             if reason:
                 reasons[reason] = reason
@@ -237,9 +239,17 @@ class Graphed:
         return found | {id(variant): Entry() for variant in waiting}
 
 
+def _why_not() -> str | None:
+    """Why no callable has a graph in this process; None if callables may have one."""
+    reason = runtime.unavailable_reason()
+    if reason is None and os.environ.get(_USE_UNTESTED) != "1":
+        return f"pygraph.graph has not been tested on a GPU ({_USE_UNTESTED}=1 uses it all the same)"
+    return reason
+
+
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
-    if runtime.unavailable_reason() is not None or torch.compiler.is_compiling():
+    if _why_not() is not None or torch.compiler.is_compiling():
         return False
     if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() > 0:
         return False
@@ -265,7 +275,9 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     Results must not require gradients, unless their backward is run in the call: such results come
     detached. Options are those of the backend without the prefix: ``select``, ``audit``,
     ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
-    Without a GPU, and in every case that is not understood, the function is called as it is.
+    Without a GPU, and in every case that is not understood, the function is called as it is. So it is
+    in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
+    on a GPU.
 
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md tells how it works.

@@ -6,6 +6,7 @@ The graph was compiled just now, or comes from Inductor's cache, or from AOTAuto
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ _READS_RANDOM_STATE_ON_HOST = (
     "aten::_scaled_dot_product_efficient_attention_backward",
     "aten::_efficient_attention_backward",
 )
+
+
+PLACES_ITSELF = "PyGraph leaves a graph that works on streams or in memory pools of its own uncaptured"
 
 
 def attach(
@@ -103,6 +107,24 @@ def kind_of(kwargs: dict[str, Any]) -> Kind:
     if kwargs.get("is_backward"):
         return "backward"
     return "inference" if kwargs.get("is_inference") else "forward"
+
+
+def places_its_work_itself(gm: torch.fx.GraphModule) -> bool:
+    """Whether the program puts work on streams (``torch.cuda.stream``) or in memory pools of its own,
+    and Inductor generates code that does so (torch/_inductor/stream_utils.py, not in PyTorch 2.11).
+
+    Such code has the streams' objects, the one that the program is called on included. In a recording
+    that one is not the stream that records.
+    """
+    if importlib.util.find_spec("torch._inductor.stream_utils") is None:
+        return False
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            placement = node.meta.get("custom") or {}
+            operator = getattr(node.target, "namespace", "")
+            if operator == "streams" or "stream" in placement or "mempool" in placement:
+                return True
+    return False
 
 
 def random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

@@ -21,7 +21,7 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.compile import attachment, barriers, warm_start, wrapper_bypass
+from pygraph.compile import attachment, barriers, kernel_origins, warm_start, wrapper_bypass
 from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
@@ -58,7 +58,7 @@ class Backend:
         """
         polyfills.register()
         config = options_module.parse(mode, options)
-        reason = runtime.unavailable_reason()
+        reason = runtime.unavailable_reason() or barriers.why_not() or None
         if not config.graphs or reason is not None:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
@@ -138,6 +138,7 @@ def _compile_with_graphs(
     if observation is not None:
         observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         patches["force_disable_caches"] = True  # a program from the cache would tell nothing
+        patches.update(kernel_origins.SETTINGS)
     # One per graph that was compiled within compile_fx, or loaded by AOTAutograd.
     compiled_here: list[wrapper_bypass.Shortcut | None] = []
     loaded: list[wrapper_bypass.Shortcut | None] = []
@@ -156,6 +157,7 @@ def _compile_with_graphs(
     def inner_compile(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         # Before Inductor changes the graph.
         facts = Facts(len(inputs), attachment.random_state_inputs(gm))
+        places_itself = attachment.places_its_work_itself(gm)
         kind = attachment.kind_of(kwargs)
         graph_pass = functools.partial(
             GraphPass,
@@ -168,8 +170,14 @@ def _compile_with_graphs(
         with scope(), inductor_config.patch(post_grad_custom_post_pass=passes):
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
+        if places_itself:
+            runtime.notice_once(attachment.PLACES_ITSELF)
+            compiled_here.append(None)
+            return compiled
         if observation is not None:
             compilation.graphs += observation.graphs[noted:]
+            with runtime.harmless("noting where kernels come from"):
+                observation.note_origins(kernel_origins.origins_of(compiled))
         if is_warm:
             warm_start.keep(getattr(compiled, "_fx_graph_cache_key", None), facts)
         metadata = attachment.current_metadata()
@@ -183,13 +191,19 @@ def _compile_with_graphs(
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
-    is_warm = is_warm and warm_start.is_possible()
+    is_warm = is_warm and _loads_for_us(config)
     with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
     return function  # type: ignore[no-any-return]
+
+
+def _loads_for_us(config: BackendConfig) -> bool:
+    """Whether the patch with which AOTAutograd's cache serves PyGraph is asked for, and in place."""
+    name = "warm_start"
+    return name in config.own.patches and not torch_patches.provide(name)
 
 
 @contextlib.contextmanager

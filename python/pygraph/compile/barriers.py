@@ -12,6 +12,10 @@ all loads stand before all stores. So two rules are enough, whatever layouts Tri
 
 * In a kernel that reads a buffer and writes it too, a barrier stands before each section's stores.
 * After a section that stores, a barrier stands before the next one.
+
+The generation of code is replaced by a patch of PyTorch that cannot be switched off
+(``kernel_barriers`` in :mod:`pygraph.torch_patches.table`). Where the installed Inductor generates code
+in a way that is not known, kernels are left as they are, and PyGraph uses no graphs (:func:`why_not`).
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from typing import Any
 
 import torch
 
+from pygraph import torch_patches
+
 _BARRIER = "tl.debug_barrier()"
 # Kernels in which several blocks of threads share a row would need barriers between blocks.
 _NOT_FOR_BARRIERS = {
@@ -34,10 +40,19 @@ _NOT_FOR_BARRIERS = {
 _wanted: ContextVar[bool] = ContextVar("pygraph_barriers", default=False)
 
 
+def why_not() -> str:
+    """Why kernels do not get the barriers; empty where they do. Thread-safe."""
+    reason = torch_patches.provide("kernel_barriers")
+    return f"Inductor's kernels may overwrite what they still read: {reason}" if reason else ""
+
+
 @contextlib.contextmanager
 def in_generated_kernels() -> Iterator[None]:
-    """Kernels that Inductor generates in this context, in this thread, have the barriers."""
-    _install()
+    """Kernels that Inductor generates in this context, in this thread, have the barriers, unless
+    ``why_not`` has a reason."""
+    if why_not():
+        yield
+        return
     token = _wanted.set(True)
     try:
         with torch._inductor.config.patch(_NOT_FOR_BARRIERS):
@@ -52,7 +67,7 @@ def wanted() -> bool:
 
 
 @functools.cache
-def _install() -> None:
+def install() -> None:
     """Wraps the generation of a section of code; without effect on other backends' kernels."""
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.select_algorithm import TritonTemplateKernel

@@ -3,7 +3,8 @@
 On a hit AOTAutograd calls no compiler: it loads the compiled graphs of forward and backward from
 Inductor's cache and wraps them. Loading passes through ``wrap_post_compile`` of the cache's entry; in
 the context :func:`attaching`, what is loaded there is handed to PyGraph before it is wrapped, and
-PyTorch's own graph runtime stays off.
+PyTorch's own graph runtime stays off. The method is replaced as a patch of PyTorch (``warm_start`` in
+:mod:`pygraph.torch_patches.table`).
 
 What PyGraph needs to know of a graph, and learns from its FX graph when it is compiled, is in a file of
 its own beside Inductor's cache (:class:`Facts`), by the graph's key there. An entry without that file,
@@ -16,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
 import logging
 import os
@@ -28,7 +28,6 @@ from typing import Any
 log = logging.getLogger("pygraph")
 
 _FORMAT = 1
-_PARAMETERS = ["self", "args", "aot_config", "fx_config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +45,6 @@ class Facts:
 Attach = Callable[[Any, Facts, Any], None]
 
 _attach: ContextVar[Attach | None] = ContextVar("pygraph_attach", default=None)
-
-
-@functools.cache
-def is_possible() -> bool:
-    """Whether AOTAutograd's cache loads programs in the way that this module knows."""
-    try:
-        _install()
-    except Exception as error:
-        log.info("no warm starts: %s: %s", type(error).__name__, error)
-        return False
-    return True
 
 
 def is_wanted_by_user() -> bool:
@@ -114,21 +102,12 @@ def _path(key: str) -> Path:
     return Path(cache_dir()) / "pygraph" / f"programs-v{_FORMAT}" / f"{name}.json"
 
 
-def _install() -> None:
-    """Wraps the loading of entries; without effect outside of ``attaching``. Raises where the installed
-    PyTorch loads them in another way."""
-    from torch._functorch._aot_autograd.aot_autograd_result import (
-        CompiledBackward,
-        CompiledForward,
-        GenericAOTAutogradResult,
-    )
+@functools.cache
+def install() -> None:
+    """Wraps the loading of entries; without effect outside of ``attaching``."""
+    from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
 
     load = GenericAOTAutogradResult.wrap_post_compile
-    if list(inspect.signature(load).parameters) != _PARAMETERS:
-        raise TypeError("AOTAutograd's entries have another wrap_post_compile")
-    for part in (CompiledForward, CompiledBackward):
-        if "fx_graph_cache_info" not in part.__dataclass_fields__:
-            raise TypeError(f"{part.__name__} has another form")
 
     def wrap_post_compile(entry: Any, args: Any, aot_config: Any, fx_config: Any) -> Any:
         attach = _attach.get()

@@ -32,6 +32,8 @@ def beside(user_pass: Any, ours: Callable[[Any], CustomGraphPass], *, comes_firs
     whether they see an inference. ours: makes our pass, which runs the given one first.
     """
     knows_inference = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+    if isinstance(user_pass, knows_inference) and not takes_several():
+        return _in_one(ours(None), user_pass, comes_first)
     if isinstance(user_pass, (list, tuple)):
         users = list(user_pass)
     elif isinstance(user_pass, knows_inference):
@@ -41,6 +43,28 @@ def beside(user_pass: Any, ours: Callable[[Any], CustomGraphPass], *, comes_firs
     if not users:
         return ours(None)
     return [ours(None), *users] if comes_first else [*users, ours(None)]
+
+
+def takes_several() -> bool:
+    """Whether Inductor's settings take lists of passes."""
+    return hasattr(custom_graph_pass, "get_custom_graph_passes")
+
+
+def _in_one(ours: CustomGraphPass, user_pass: Any, ours_first: bool) -> Any:
+    """For PyTorch 2.12, which takes a pass that wants to know whether it sees an inference, but one."""
+
+    class Both(custom_graph_pass.CustomInferenceAwareGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: fx.Graph, is_inference: bool) -> None:
+            if ours_first:
+                ours(graph)
+            user_pass(graph, is_inference)
+            if not ours_first:
+                ours(graph)
+
+        def uuid(self) -> Any:
+            return uuid_with(user_pass, ours.uuid())
+
+    return Both()
 
 
 class CacheKeyPass(CustomGraphPass):  # type: ignore[misc]

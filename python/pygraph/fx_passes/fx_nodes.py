@@ -131,7 +131,12 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 def source_line(node: fx.Node) -> str:
     """The user's "file:line" that the node comes from, or empty. Frames of PyTorch are left out."""
-    return next(_user_frames(node.meta.get("stack_trace") or ""), "")
+    return line_in(node.meta.get("stack_trace") or "")
+
+
+def line_in(stack_trace: str) -> str:
+    """The innermost "file:line" of the user's in a printed stack, or empty."""
+    return next(_user_frames(stack_trace), "")
 
 
 def _user_frames(stack_trace: str) -> Iterator[str]:

@@ -86,6 +86,9 @@ def keep_cpu_values(graph: fx.Graph) -> None:
 
 
 def _is_constructor(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(
-        torch._subclasses.fake_tensor._is_tensor_constructor(node.target)  # type: ignore[attr-defined]
-    )
+    """Of tensors on a device that is asked for. (``prims._make_token`` makes one of its own.)"""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_constructor = torch._subclasses.fake_tensor._is_tensor_constructor  # type: ignore[attr-defined]
+    has_device = any(argument.name == "device" for argument in node.target._schema.arguments)
+    return has_device and bool(is_constructor(node.target))

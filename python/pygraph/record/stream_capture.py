@@ -14,7 +14,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu.load import side_stream
-from pygraph.record import memory_pools, owned_memory
+from pygraph.record import custom_operators, memory_pools, owned_memory
 from pygraph.record.kernel_access import accesses_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StreamCapture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         returned: Sequence[Any] | None = None
         sentinels: torch.Tensor | None = None
-        with torch.cuda.stream(stream), _quiet_libraries():
+        with torch.cuda.stream(stream), _quiet_libraries(), custom_operators.reported():
             try:
                 for generator in self.generators:
                     graph.register_generator_state(generator)
@@ -109,8 +109,11 @@ class StreamCapture:
                 warnings.simplefilter("ignore")  # "the CUDA graph is empty"
                 graph.capture_end()
         except Exception:
-            # PyTorch 2.11 leaves the allocator routed to the pool and generators in capture mode.
-            with contextlib.suppress(RuntimeError):  # the capture had not got so far
+            # PyTorch 2.11 leaves the allocator routed to the pool, the pool in use, and generators in
+            # capture mode. Later releases (2.15) end all of it in reset(), and a pool that is
+            # released twice makes the allocator raise for good.
+            graph.reset()
+            with contextlib.suppress(RuntimeError):  # the capture had not got so far, or has ended
                 torch._C._cuda_endAllocateToPool(self.device, pool.id)
             if pool.use_count() > 1:
                 torch._C._cuda_releasePool(self.device, pool.id)

@@ -71,6 +71,23 @@ class StripPart:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelRow:
+    """Kernels of one name in the profiled call: how many, how many of them in graphs, microseconds
+    together.
+
+    operators: that the compiler fused into it; where: the user's "file:line"s. Both are empty for
+        kernels that the compiler did not generate.
+    """
+
+    name: str
+    count: int
+    in_graphs: int
+    us: float
+    operators: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Timing:
     """Microseconds per call with a synchronize after each: medians, interleaved."""
 
@@ -86,6 +103,7 @@ class Report:
     shares: of kernels (or operations), and of GPU time where it was measured.
     graphs: also functions that stayed uncaptured. Without a GPU their state is "expected".
     strip_unit: what the widths of the strip are.
+    kernels: of the profiled call, those with the most GPU time first.
     """
 
     program: str
@@ -98,6 +116,7 @@ class Report:
     strip: tuple[StripPart, ...]
     strip_unit: str
     timing: Timing | None = None
+    kernels: tuple[KernelRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pygraph.report.explanation import Report
-from pygraph.report.wording import GRAPH_COLUMNS, graph_cells, headline
+from pygraph.report.wording import GRAPH_COLUMNS, KERNEL_COLUMNS, graph_cells, headline, kernel_cells
 
 _STRIP_WIDTH = 1000.0
 _SMALLEST_PART = 0.4  # of those 1000, so that short gaps are seen
@@ -41,6 +41,12 @@ def render(report: Report) -> str:
     sentences = "".join(f"<p>{escape(line)}</p>" for line in headline(report))
     sections = [
         _section("Graphs", GRAPH_COLUMNS, (graph_cells(row) for row in report.graphs), numbers_from=2),
+        _section(
+            "Kernels",
+            KERNEL_COLUMNS,
+            (kernel_cells(row) for row in report.kernels),
+            numbers_from=3,
+        ),
         _section(
             "Cuts and refusals",
             ("where", "kind", "why", "what would remove it"),

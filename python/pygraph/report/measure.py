@@ -6,26 +6,26 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from pygraph import runtime
-from pygraph.observations import Cut, Observation, observing
+from pygraph.observations import Cut, Observation, Origin, observing
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State
 from pygraph.report.classify import segments
 from pygraph.report.estimate import observed_cuts, strip_parts
-from pygraph.report.explanation import Report, Share, Timing
+from pygraph.report.explanation import KernelRow, Report, Share, Timing
 from pygraph.report.graph_times import graph_times
-from pygraph.report.profile import kernels_of, shares, strip, trace_call
+from pygraph.report.profile import Kernel, kernels_of, shares, strip, trace_call
 from pygraph.report.stats import GraphStats, graph_row
 
 _WARM_UP = 4
 _LONGEST_WARM_UP = 100
 _ROUNDS = 7
-_LISTED = 40  # refusals; programs with many shapes have as many
+_LISTED = 40  # refusals, and kernels; programs with many shapes have as many
 
 
 def measure(
@@ -66,7 +66,22 @@ def measure(
         strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
         strip_unit="us" if measured else "operations",
         timing=timing,
+        kernels=kernel_rows(kernels, observation.origins)[:_LISTED],
     )
+
+
+def kernel_rows(kernels: Iterable[Kernel], origins: Mapping[str, Origin]) -> tuple[KernelRow, ...]:
+    """Kernels by name, those with the most GPU time first."""
+    by_name: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        by_name.setdefault(kernel.name, []).append(kernel)
+    rows = []
+    for name, found in by_name.items():
+        origin = origins.get(name, Origin((), ()))
+        inside = sum(kernel.launch is not None for kernel in found)
+        us = sum(kernel.us for kernel in found)
+        rows.append(KernelRow(name, len(found), inside, us, origin.operators, origin.where))
+    return tuple(sorted(rows, key=lambda row: -row.us))
 
 
 def _partitions(observation: Observation) -> list[Partition]:

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pygraph.report.explanation import Report
-from pygraph.report.wording import GRAPH_COLUMNS, graph_cells, headline
+from pygraph.report.wording import GRAPH_COLUMNS, KERNEL_COLUMNS, graph_cells, headline, kernel_cells
 
 _STRIP_WIDTH = 96
+_KERNELS = 12  # those with the most GPU time
 
 
 def render(report: Report, width: int = 140) -> str:
@@ -31,6 +32,8 @@ def show(report: Report, console: Console) -> None:
         console.print(_strip(report))
     if report.graphs:
         console.print(_graphs(report))
+    if report.kernels:
+        console.print(_kernels(report))
     if report.cuts:
         table = Table("where", "why", "what would remove it", title="Cuts and refusals")
         for cut in report.cuts:
@@ -49,6 +52,15 @@ def _graphs(report: Report) -> Table:
         table.add_column(column, justify="left" if i < 2 else "right")
     for row in report.graphs:
         table.add_row(*(Text(cell) for cell in graph_cells(row)))
+    return table
+
+
+def _kernels(report: Report) -> Table:
+    table = Table(title="Kernels")
+    for i, column in enumerate(KERNEL_COLUMNS):
+        table.add_column(column, justify="left" if i < 3 else "right")
+    for row in report.kernels[:_KERNELS]:
+        table.add_row(*(Text(cell) for cell in kernel_cells(row)))
     return table
 
 

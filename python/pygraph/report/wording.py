@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pygraph.report.explanation import Report, Share, VariantTiming, variant_timings
+from pygraph.report.explanation import KernelRow, Report, Share, VariantTiming, variant_timings
 from pygraph.report.stats import GraphStats
 
 GRAPH_COLUMNS = (
@@ -21,6 +21,26 @@ GRAPH_COLUMNS = (
     "GPU us",
     "us per call",
 )
+
+
+KERNEL_COLUMNS = ("kernel", "operators", "where", "count", "in graphs", "GPU us")
+_SHOWN = 3  # operators, or lines, of one kernel
+
+
+def kernel_cells(row: KernelRow) -> list[str]:
+    return [
+        row.name,
+        _some(row.operators),
+        _some(row.where),
+        f"{row.count:,}",
+        f"{row.in_graphs:,}",
+        f"{row.us:,.1f}",
+    ]
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return (", ".join(texts[:_SHOWN]) or "-") + (f" and {more} more" if more > 0 else "")
 
 
 def graph_cells(row: GraphStats) -> list[str]:

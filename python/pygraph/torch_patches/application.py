@@ -1,9 +1,11 @@
-"""Applies the patches: those of the process once, those of a compilation to each program.
+"""Applies the patches: those of the process once, those of a compilation to each program, and those on
+demand when a part of PyGraph first needs them.
 
 Patches of a *compilation* change objects that belong to it: its guards, its graph's arguments, its
 OutputGraph. They are gone with these objects; no other compilation sees them, be it around this one,
 within it, or in another thread. Patches of the *process* replace a function by an equal one, which
-gives the same result for every program of every backend, and stay.
+gives the same result for every program of every backend, and stay. So do those *on demand*, which have
+no effect outside of the contexts of the part of PyGraph that needs them.
 
 An error in a patch never reaches the program: it is logged once, and PyTorch's own way is taken.
 """
@@ -19,10 +21,9 @@ import torch
 from pygraph import dynamo_program, runtime
 from pygraph.torch_patches import selection, sources, state
 from pygraph.torch_patches.state import Attempt
-from pygraph.torch_patches.table import PATCHES, Patch
+from pygraph.torch_patches.table import PATCHES, REQUIRED, Patch
 
 _lock = threading.RLock()
-_tried: set[str] = set()  # patches of the process
 
 
 def install(names: frozenset[str] | None = None) -> None:
@@ -37,9 +38,21 @@ def install(names: frozenset[str] | None = None) -> None:
         runtime.engine()  # raises ImportError, which the backend tells the user when it is called
         with _lock:
             for patch in PATCHES:
-                if patch.scope == "process" and patch.name in wanted and patch.name not in _tried:
-                    _tried.add(patch.name)
+                if patch.scope == "process" and patch.name in wanted and state.is_first_attempt(patch):
                     _apply(patch, Attempt(patch.name))
+
+
+def provide(name: str) -> str:
+    """Applies a patch on demand. Never raises. Thread-safe, and may be called again.
+
+    name: of a patch that the program asks for, or of a required one.
+    Returns why PyTorch's own function is in place; empty where it is replaced.
+    """
+    (patch,) = (patch for patch in (*PATCHES, *REQUIRED) if patch.name == name)
+    with _lock:
+        if state.is_first_attempt(patch):
+            _apply(patch, Attempt(name))
+    return state.why_not_used(patch)
 
 
 def apply(gm: torch.fx.GraphModule, names: frozenset[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from pygraph.torch_patches import sources
 from pygraph.torch_patches.digests import DIGESTS
-from pygraph.torch_patches.table import PATCHES, RELEASES, Patch
+from pygraph.torch_patches.table import PATCHES, RELEASES, REQUIRED, Patch
 
 
 def nearest_release(patch: Patch) -> str:
@@ -57,7 +57,7 @@ def main() -> int:
         return 0
     unknown = sources.release() not in RELEASES
     print(f"PyTorch {torch.__version__}" + (", not in the table" if unknown else ""))
-    results = [check(patch) for patch in PATCHES]
+    results = [check(patch) for patch in (*PATCHES, *REQUIRED)]
     return 0 if all(results) else 1
 
 

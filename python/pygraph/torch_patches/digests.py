@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 GONE = "gone"
 
+_LOADED = "torch._functorch._aot_autograd.aot_autograd_result"
+
 DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id": {"2.11": GONE, "2.13": ""},
     "torch._C._dynamo.eval_frame.set_eval_frame_override": {"2.11": "", "2.12": GONE},
@@ -118,6 +120,29 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._dynamo.source.TypeSource": {"2.11": "698871be50738a1c"},
     "torch._dynamo.utils.record_pregraph_bytecode_enter": {"2.11": "86027fdd37458db0"},
     "torch._dynamo.utils.record_pregraph_bytecode_exit": {"2.11": "c7d4f6e45bdbd78f"},
+    f"{_LOADED}.CompiledBackward": {
+        "2.11": "f0a8cf678c218e71",
+        "2.12": "be6fc190ea109e21",
+    },
+    f"{_LOADED}.CompiledForward": {"2.11": "092bbd2e3b9183c4"},
+    f"{_LOADED}.FxGraphCacheLoadable": {
+        "2.11": "ffd54af416767937",
+        "2.12": "9bf7329178aae115",
+    },
+    f"{_LOADED}.GenericAOTAutogradResult._load_and_post_compile": {
+        "2.11": GONE,
+        "2.12": "e83c03734436ebbc",
+    },
+    f"{_LOADED}.GenericAOTAutogradResult.wrap_post_compile": {
+        "2.11": "70d011bd7ec10d3d",
+        "2.12": "e870a5745b9a5ab2",
+        "2.13": "016d87bc8fa4011f",
+        "2.15": "240a79ae9b205f97",
+    },
+    f"{_LOADED}.GenericCompiledBackward": {
+        "2.11": "99bfe9b4edaab87d",
+        "2.12": "301a912f6c3f0dd4",
+    },
     "torch._functorch._aot_autograd.utils.saved_tensors_hooks_are_inlineable": {
         "2.11": "a73cff7ad350e29e"
     },
@@ -125,6 +150,36 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._functorch.utils.unwrap_dead_wrappers": {"2.11": "0524337bd028d648"},
     "torch._guards.Guard.create": {"2.11": "bf4bf0c33a7e0330"},
     "torch._guards.TracingContext.try_get": {"2.11": "c99ab9f68e82ac22"},
+    "torch._inductor.codegen.common.InplacedBuffer": {"2.11": "e62081eb796e256e"},
+    "torch._inductor.codegen.common.KernelArgs.make_inplace": {
+        "2.11": "6c052f5d58f69d6c",
+        "2.14": "da29bacea9566bdf",
+    },
+    "torch._inductor.codegen.triton.TritonKernel.codegen_body": {
+        "2.11": "7b8c754eafd0e5c9",
+        "2.12": "1ae297687f091fef",
+        "2.14": "62e4ac3a163bb497",
+        "2.15": "5d7274663ece8aa7",
+    },
+    "torch._inductor.codegen.triton.TritonKernel.load": {
+        "2.11": "2847485701fa1a03",
+        "2.12": "0ef1856fdf2204dd",
+        "2.13": "524883313d3e6599",
+        "2.14": "28416e369a586a6e",
+        "2.15": "86a8144c35b540dd",
+    },
+    "torch._inductor.codegen.triton.TritonKernel.store": {
+        "2.11": "e804ae6ff7060723",
+        "2.13": "fc17494a23848c35",
+        "2.14": "aeb652eaaeb3fe6d",
+        "2.15": "a17f03adbfa3e67f",
+    },
+    "torch._inductor.codegen.triton.TritonKernel.store_reduction": {
+        "2.11": "918c373bfd0958ca",
+        "2.14": "1dc25f9e263c2c75",
+        "2.15": "1d6970f823373d28",
+    },
+    "torch._inductor.utils.DeferredLineBase": {"2.11": "61623196002046bc"},
     "torch.compiler._is_exporting_flag": {"2.11": ""},
     "torch.compiler.is_exporting": {"2.11": "acf9000408700772"},
     "torch.fx._symbolic_trace._get_is_fx_tracing": {"2.11": GONE, "2.14": "73073ce223302a5d"},

@@ -55,8 +55,10 @@ def digest(name: str) -> str:
 
 @functools.cache
 def _digests() -> dict[str, str]:
-    """Of all names in the table, before the first of them is replaced."""
-    return {name: _digest(name) for patch in PATCHES for name in patch.names}
+    """Of all names in the table, before the first of them is replaced; but not of patches on demand,
+    whose modules are not loaded before. (These wrap a function, so that its source is still found.)"""
+    patches = [patch for patch in PATCHES if patch.scope != "on demand"]
+    return {name: _digest(name) for patch in patches for name in patch.names}
 
 
 def _digest(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pygraph import runtime
 from pygraph.torch_patches import selection, sources
-from pygraph.torch_patches.table import PATCHES, Patch
+from pygraph.torch_patches.table import PATCHES, REQUIRED, Patch
 
 State = Literal["active", "off", "unknown source", "failed"]
 
@@ -38,7 +38,11 @@ class PatchStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What PyGraph replaces of PyTorch in this process. Prints as a table."""
+    """What PyGraph replaces of PyTorch in this process. Prints as a table.
+
+    patches: those that the option ``pygraph.patches`` selects, then those that PyGraph needs for right
+        results, which cannot be switched off.
+    """
 
     patches: tuple[PatchStatus, ...]
 
@@ -49,6 +53,7 @@ class Status:
 # Names of patches. Each change is one operation on a set or dictionary: whole, by Python's lock.
 _asked_for: set[str] = set()
 _used: set[str] = set()
+_tried: set[str] = set()  # those that are applied once in the process
 _failures: dict[str, str] = {}
 
 _log_lock = threading.Lock()
@@ -60,7 +65,9 @@ def status() -> Status:
     asked_for = frozenset(_asked_for.copy())
     with contextlib.suppress(ValueError):  # which the next compilation raises
         asked_for |= selection.default()
-    return Status(tuple(PatchStatus(patch.name, *_state_of(patch, asked_for)) for patch in PATCHES))
+    asked_for |= {patch.name for patch in REQUIRED}
+    rows = (PatchStatus(patch.name, *_state_of(patch, asked_for)) for patch in (*PATCHES, *REQUIRED))
+    return Status(tuple(rows))
 
 
 def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
@@ -70,6 +77,8 @@ def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
         return "active", ""
     if patch.name not in asked_for:
         return "off", "not asked for by pygraph.patches"
+    if patch.scope == "on demand" and patch.name not in _tried:  # to compare would load much of PyTorch
+        return "off", "no program has needed it yet"
     reason = sources.why_not(patch)
     if reason:
         return "off" if sources.release() in patch.left_off else "unknown source", reason
@@ -83,6 +92,21 @@ def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
 def note_asked_for(names: frozenset[str]) -> None:
     """By the option of a program, or by default."""
     _asked_for.update(names)
+
+
+def is_first_attempt(patch: Patch) -> bool:
+    """Whether a patch that is applied once in the process was not tried before. From now on it was."""
+    if patch.name in _tried:
+        return False
+    _tried.add(patch.name)
+    return True
+
+
+def why_not_used(patch: Patch) -> str:
+    """Empty where it is in use."""
+    if patch.name in _used:
+        return ""
+    return _failures.get(patch.name) or sources.why_not(patch)
 
 
 def note_used(patch: Patch) -> None:

@@ -1,5 +1,8 @@
 """The patches: every part of PyTorch that PyGraph replaces, and the releases that each is known to fit.
 
+Nothing but speed depends on those in ``PATCHES``, which the user can switch off. Results depend on
+those in ``REQUIRED``: they cannot be switched off, and without one of them there are no graphs.
+
 Data only: nothing here imports PyTorch. docs/how-to/port-to-a-new-pytorch.md says how to add a release.
 """
 
@@ -13,6 +16,9 @@ _DYNAMO = "torch._dynamo"
 _FRAME = "torch._dynamo.eval_frame"
 _GUARDS = "torch._dynamo.guards.GuardBuilder"
 _SOURCE = "torch._dynamo.source"
+_LOADED = "torch._functorch._aot_autograd.aot_autograd_result"
+_TRITON = "torch._inductor.codegen.triton.TritonKernel"
+_COMMON = "torch._inductor.codegen.common"
 _WRITES_CODE = "torch._dynamo.codegen.PyCodegen.make_call_generated_code"
 _OURS = "pygraph.torch_patches"
 
@@ -32,11 +38,12 @@ class Patch:
     relies_on: dotted names of what it reads, or does in the place of what it replaces.
     releases: those that it fits, if the names are as :mod:`.digests` has them.
     exact: whether every program has the same result with it. If not, docs/footguns.md says which do
-    not. scope: "process" for what is replaced once for all programs, by an equal one; "compilation"
-        for what belongs to one program and goes with it.
+    not. scope: "process" for what is replaced once for all programs, by an equal one; "on demand" for
+        the same, but not before a part of PyGraph needs it; "compilation" for what belongs to one
+        program and goes with it.
     saves: microseconds of the host per call, or a comparison, and where that is measured.
-    apply: the function that applies it, "module:name". For a process it takes nothing; for a
-        compilation the graph, Dynamo's OutputGraph and an Attempt.
+    apply: the function that applies it, "module:name". For a compilation it takes the graph, Dynamo's
+        OutputGraph and an Attempt, else nothing.
     left_off: releases on which nothing would be gained, and why.
     """
 
@@ -45,7 +52,7 @@ class Patch:
     relies_on: tuple[str, ...]
     releases: tuple[str, ...]
     exact: bool
-    scope: Literal["process", "compilation"]
+    scope: Literal["process", "on demand", "compilation"]
     saves: str
     apply: str
     left_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -230,5 +237,42 @@ PATCHES: tuple[Patch, ...] = (
         scope="compilation",
         saves="0.6 us (docs/results/host-time.md)",
         apply=f"{_OURS}.untraced_call:apply",
+    ),
+    Patch(
+        name="warm_start",
+        replaces=(f"{_LOADED}.GenericAOTAutogradResult.wrap_post_compile",),
+        relies_on=(
+            f"{_LOADED}.GenericAOTAutogradResult._load_and_post_compile",
+            f"{_LOADED}.FxGraphCacheLoadable",
+            f"{_LOADED}.CompiledForward",
+            f"{_LOADED}.CompiledBackward",
+            f"{_LOADED}.GenericCompiledBackward",
+        ),
+        releases=RELEASES,
+        exact=True,
+        scope="on demand",
+        saves="a compilation in each later process, with the option pygraph.warm_start "
+        "(docs/explanation/warm-starts.md)",
+        apply="pygraph.compile.warm_start:install",
+    ),
+)
+
+REQUIRED: tuple[Patch, ...] = (
+    Patch(
+        name="kernel_barriers",
+        replaces=(f"{_TRITON}.codegen_body",),
+        relies_on=(
+            f"{_TRITON}.load",
+            f"{_TRITON}.store",
+            f"{_TRITON}.store_reduction",
+            f"{_COMMON}.KernelArgs.make_inplace",
+            f"{_COMMON}.InplacedBuffer",
+            "torch._inductor.utils.DeferredLineBase",
+        ),
+        releases=RELEASES,
+        exact=True,
+        scope="on demand",
+        saves="nothing: it orders reads and writes in kernels (docs/explanation/inductor-race.md)",
+        apply="pygraph.compile.barriers:install",
     ),
 )

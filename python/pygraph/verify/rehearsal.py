@@ -100,6 +100,9 @@ class Rehearsal:
         """Makes the call. Returns its outputs, and all its results. Consumes the inputs."""
         self.recording.graph.release_workspace()  # not to be held beside what the call allocates
         self._give_memory_back()
+        if not allocator.make_room(self._at_stake):  # nor what other graphs keep, where memory is short
+            runtime.release_workspaces()
+            allocator.give_back_all()
         self._set_offsets()
         if self._device is not None:
             self._move(self._device)

@@ -1,0 +1,65 @@
+"""Operators of torch.library.custom_op are reported while a recording is made, in all releases."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pygraph.record import custom_operators
+
+
+@torch.library.custom_op("pygraph_test::reported", mutates_args=())
+def _reported(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+X = torch.ones(3)
+
+
+def _names() -> list[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        torch.ops.pygraph_test.reported.default(X)
+    return [event.name for event in found.events() or ()]
+
+
+def _is_direct() -> bool:
+    operator = torch.ops.pygraph_test.reported.default
+    return bool(getattr(operator, "_pyobj_dispatcher", None))
+
+
+def test_an_operator_is_reported_in_the_context_and_works_as_before_after_it() -> None:
+    before = _is_direct()
+    with custom_operators.reported():
+        assert "pygraph_test::reported" in _names()
+    assert _is_direct() == before
+    assert torch.equal(torch.ops.pygraph_test.reported.default(X), X.sin())
+
+
+def test_an_exception_ends_the_context() -> None:
+    before = _is_direct()
+    with pytest.raises(ValueError, match="inside"), custom_operators.reported():
+        raise ValueError("inside")
+    assert _is_direct() == before
+
+
+def test_contexts_of_several_threads_overlap() -> None:
+    before = _is_direct()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with custom_operators.reported():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(10)
+    with custom_operators.reported():
+        assert not _is_direct()
+    assert not _is_direct(), "the other thread still records"
+    leave.set()
+    thread.join()
+    assert _is_direct() == before
