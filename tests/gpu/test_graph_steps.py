@@ -374,3 +374,29 @@ def test_the_first_steps_are_not_replays() -> None:
         step(x, y)
         audits = max((row.audits for row in pygraph.stats()), default=0)
         assert audits == max(0, min(2, i - 3)), (i, pygraph.stats())
+
+
+def test_check_finds_equal_bits_and_puts_everything_back() -> None:
+    training = Training(mlp, adamw, clips=True)
+    before = training.state()
+    found = pygraph.check(training.step, batches(4))
+    assert found.replays >= 5 and found.is_equal, str(found)
+    for a, b in zip(training.state(), before, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_train_and_eval_have_graphs_of_their_own() -> None:
+    model, other = normed().cuda(), normed().cuda()
+    other.load_state_dict(model.state_dict())
+
+    @pygraph.graph
+    @torch.no_grad()
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    for mode in (True, False, True, False):
+        model.train(mode), other.train(mode)
+        for x, _ in batches(8):
+            with torch.no_grad():
+                assert torch.equal(function(x), other(x)), pygraph.stats()
+    assert len(captured()) == 2, pygraph.stats()
