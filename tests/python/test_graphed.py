@@ -480,14 +480,15 @@ def test_threads_may_call(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> N
                 if not torch.equal(function(x), model(x)):
                     wrong.append(x)
 
-    for _ in range(4):
-        function(torch.ones(3, 4))
+    with torch.no_grad():  # as in the threads
+        for _ in range(4):
+            function(torch.ones(3, 4))
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == [] and replays(partitions) > 50
+    assert wrong == [] and replays(partitions) >= 4 * 30
 
 
 def test_without_a_gpu_the_function_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
