@@ -1,0 +1,1 @@
+"""Attacks on ``pygraph.graph``. Those that succeed are expected to fail (docs/roadmap.md)."""

@@ -1,0 +1,91 @@
+"""Modules that are compiled, scripted, traced or graphed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import pygraph
+
+from .attacked import Plain, X, assert_follows
+
+
+def test_inner_graphed(partitions: Any) -> None:
+    o = Plain(scale=2.0)
+    inner = pygraph.graph(lambda x: x * o.scale)
+    assert_follows(partitions, lambda x: inner(x) + 1, lambda: setattr(o, "scale", 3.0))
+
+
+def test_compiled_module_mode(partitions: Any) -> None:
+    m = torch.compile(torch.nn.Dropout(0.0), backend="eager")
+    m.scale = 1
+
+    class M(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if self.training else x * 3
+
+    inner = M()
+    m = torch.compile(inner, backend="eager")
+    assert_follows(partitions, lambda x: m(x), lambda: m.eval())
+
+
+def test_fx_module_mode(partitions: Any) -> None:
+    class M(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = torch.nn.BatchNorm1d(4)
+
+        def forward(self, x: Any) -> Any:
+            return self.bn(x)
+
+    m = torch.fx.symbolic_trace(M())
+    f = torch.no_grad()(lambda x: m(x))
+    assert_follows(partitions, f, lambda: m.eval(), torch.randn(3, 4))
+
+
+def test_scripted_module_mode(partitions: Any) -> None:
+    m = torch.jit.script(torch.nn.Sequential(torch.nn.BatchNorm1d(4)))
+    f = torch.no_grad()(lambda x: m(x))
+    assert_follows(partitions, f, lambda: m.eval(), torch.randn(3, 4))
+
+
+def test_order_of_modules(partitions: Any) -> None:
+    m = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 4))
+
+    def reorder() -> None:
+        m._modules["0"] = m._modules.pop("0")
+
+    assert_follows(partitions, torch.no_grad()(lambda x: m(x)), reorder)
+
+
+def test_registered_global_module_hook(partitions: Any) -> None:
+    m = torch.nn.ReLU()
+    hooks = []
+
+    def change() -> None:
+        hooks.append(torch.nn.modules.module.register_module_forward_hook(lambda mod, a, out: out * 2))
+
+    try:
+        assert_follows(partitions, lambda x: m(x), change)
+    finally:
+        for h in hooks:
+            h.remove()
+
+
+def test_a_compiled_module_that_counts(partitions: Any) -> None:
+    class M(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n = 0
+
+        def forward(self, x: Any) -> Any:
+            self.n += 1
+            return x * 2
+
+    inner = M()
+    m = torch.compile(inner, backend="eager")
+    graphed = pygraph.graph(lambda x: m(x))
+    for i in range(8):
+        graphed(X)
+        assert inner.n == i + 1, f"call {i + 1}: {inner.n}"
