@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import fused_optimizers, reachable, variant
+from pygraph.callables import fused_optimizers, probes, variant
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -73,6 +73,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(variant, "Partition", Replaying)
     monkeypatch.setattr(variant, "device_of", lambda tensors: tensors[0].device if tensors else None)
-    monkeypatch.setattr(reachable, "is_on_host", lambda tensor: False)
+    monkeypatch.setattr(probes, "is_on_host", lambda tensor: False)
     monkeypatch.setattr(fused_optimizers, "_RATE", torch.float64)  # the CPU's kernels take doubles
     return Replaying

@@ -18,18 +18,12 @@ and random numbers from a state that the callable puts back.
 
 from __future__ import annotations
 
-import array
 import collections
-import contextvars
 import dataclasses
 import functools
 import gc
-import io
 import itertools
-import queue
-import random
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +31,7 @@ from typing import Any
 
 import torch
 
+from pygraph.callables import probes
 from pygraph.callables.user_code import (
     globals_used_by,
     is_library_file,
@@ -45,12 +40,7 @@ from pygraph.callables.user_code import (
 )
 
 _MOST_PLACES = 200_000
-_LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
 
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
 _CODE = (types.FunctionType, types.ModuleType, type)
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
@@ -136,7 +126,7 @@ class _Walk:
 
     def _visit(self, value: Any, path: str) -> None:
         type_ = type(value)
-        if type_ in _ATOMS:
+        if type_ in probes.ATOMS:
             self._note(path, value)
         elif not self._is_new(value):
             self._note(path, ("met", self._numbers[id(value)]))
@@ -156,8 +146,8 @@ class _Walk:
         self.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
         if vars(tensor):
             self._visit_dict(vars(tensor), f"{path}.", attributes=True)
-        if is_on_host(tensor):
-            self._probe(f"{path}#values", functools.partial(_values_of, tensor))
+        if probes.is_on_host(tensor):
+            self._probe(f"{path}#values", functools.partial(probes.values_of, tensor))
 
     def _visit_object(self, value: Any, path: str) -> None:
         visit = next((of for kinds, of in _VISITS if isinstance(value, kinds)), None)
@@ -189,7 +179,7 @@ class _Walk:
         place = path.rstrip(".")
         self._note(f"{place}#keys", tuple(names))
         if isinstance(value, collections.OrderedDict) and len(value) > 1:  # has an order of its own
-            self._probe(f"{place}#order", lambda: tuple(map(_key, value)))
+            self._probe(f"{place}#order", lambda: tuple(map(probes.key, value)))
 
     def _visit_list(self, value: list[Any], path: str) -> None:
         self.found.lists.append(value)
@@ -201,10 +191,10 @@ class _Walk:
         self.pending.extend((item, f"{path}[{i}]") for i, item in enumerate(items))
 
     def _visit_set(self, value: Any, path: str) -> None:
-        self._probe(f"{path}#items", lambda: frozenset(map(_key, value)))
+        self._probe(f"{path}#items", lambda: frozenset(map(probes.key, value)))
 
     def _visit_deque(self, value: Any, path: str) -> None:
-        self._probe(f"{path}#items", lambda: tuple(map(_key, value)))
+        self._probe(f"{path}#items", lambda: tuple(map(probes.key, value)))
         self._visit_items(value, path)
 
     def _visit_proxy(self, value: Any, path: str) -> None:
@@ -330,7 +320,7 @@ class _Walk:
             self.found.instances.append(value)
             self._visit_attributes(value, attributes, path)
         has_slots = self._visit_slots(value, path)
-        probe = _probe_of(value)
+        probe = probes.probe_of(value)
         if probe is not None:
             self._probe(path, probe)
         elif is_opaque and not has_slots and not isinstance(attributes, dict):
@@ -364,8 +354,8 @@ class _Walk:
             for name, member in list(vars(class_).items()):
                 if isinstance(member, types.MemberDescriptorType):
                     found = True
-                    get = functools.partial(_slot_of, value, member)
-                    self._probe(f"{path}.{name}", functools.partial(_key_of, get))
+                    get = functools.partial(probes.slot_of, value, member)
+                    self._probe(f"{path}.{name}", functools.partial(probes.key_of, get))
                     self.pending.append((get(), f"{path}.{name}"))
         return found
 
@@ -390,18 +380,6 @@ _VISITS: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
 )
 
 
-def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether a graph would have the tensor's values frozen."""
-    return tensor.is_cpu and tensor.layout == torch.strided
-
-
-def _values_of(tensor: torch.Tensor) -> Any:
-    """Of a large one, how often operators have written to it."""
-    if tensor.nbytes <= _LARGEST_ARRAY and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return None if tensor.is_inference() else tensor._version
-
-
 def _is_left_alone(type_: type) -> bool:
     module = str(type_.__module__)
     return any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE)
@@ -410,66 +388,3 @@ def _is_left_alone(type_: type) -> bool:
 def _is_of_program(class_: type) -> bool:
     module = sys.modules.get(str(class_.__module__))
     return class_.__module__ == "__main__" or (module is not None and is_of_program(module))
-
-
-def _key(value: Any) -> Any:
-    """What is compared of an element: itself if that is a value, or else which object it is."""
-    return (type(value), value) if type(value) in _ATOMS and value == value else id(value)
-
-
-def _key_of(get: Callable[[], Any]) -> Any:
-    return _key(get())
-
-
-def _slot_of(value: Any, member: Any) -> Any:
-    try:
-        return member.__get__(value)
-    except AttributeError:  # nothing was assigned yet
-        return None
-
-
-def _probe_of(value: Any) -> Callable[[], Any] | None:
-    """A function that tells where an object stands; None for what needs none, or cannot be asked."""
-    if isinstance(value, types.GeneratorType):
-        return functools.partial(_place_of_generator, value)
-    if isinstance(value, itertools.count):
-        return lambda: repr(value)
-    if isinstance(value, random.Random):
-        return lambda: hash(value.getstate())
-    if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return lambda: value.get_state().numpy().tobytes()
-    if isinstance(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
-        return lambda: bytes(value)
-    if isinstance(value, contextvars.ContextVar):
-        return lambda: _key(value.get(None))
-    if isinstance(value, io.IOBase):
-        return lambda: value.tell() if not value.closed and value.seekable() else None
-    if isinstance(value, threading.local):
-        return lambda: tuple((name, _key(item)) for name, item in vars(value).items())
-    if isinstance(value, (float, int, str, bytes)):  # of a class of its own
-        plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
-        return lambda: plain.__repr__(value)
-    if isinstance(value, queue.SimpleQueue):
-        return value.qsize
-    if isinstance(value, functools._lru_cache_wrapper):
-        return lambda: value.cache_info()[1:]  # without hits
-    if type(value).__module__.split(".")[0] == "numpy":
-        return _probe_of_numpys(value)
-    if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
-        return lambda: value.__length_hint__()
-    return None
-
-
-def _place_of_generator(generator: Any) -> Any:
-    frame = generator.gi_frame
-    if frame is None:
-        return None
-    return frame.f_lasti, tuple((name, _key(item)) for name, item in frame.f_locals.items())
-
-
-def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
-    if hasattr(value, "bit_generator"):
-        return lambda: repr(value.bit_generator.state)
-    if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
-        return lambda: (value.dtype, value.shape, value.tobytes())
-    return None

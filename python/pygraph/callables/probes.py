@@ -1,0 +1,101 @@
+"""What is compared of objects whose contents have no places of their own: where an iterator stands, the
+values of an array, the elements of a set.
+"""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import functools
+import io
+import itertools
+import queue
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
+
+ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a graph would have the tensor's values frozen."""
+    return tensor.is_cpu and tensor.layout == torch.strided
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    """Of a large one, how often operators have written to it."""
+    if tensor.nbytes <= _LARGEST_ARRAY and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return None if tensor.is_inference() else tensor._version
+
+
+def key(value: Any) -> Any:
+    """What is compared of an element: itself if that is a value, or else which object it is."""
+    return (type(value), value) if type(value) in ATOMS and value == value else id(value)
+
+
+def key_of(get: Callable[[], Any]) -> Any:
+    return key(get())
+
+
+def slot_of(value: Any, member: Any) -> Any:
+    try:
+        return member.__get__(value)
+    except AttributeError:  # nothing was assigned yet
+        return None
+
+
+def probe_of(value: Any) -> Callable[[], Any] | None:
+    """A function that tells where an object stands; None for what needs none, or cannot be asked."""
+    if isinstance(value, types.GeneratorType):
+        return functools.partial(_place_of_generator, value)
+    if isinstance(value, itertools.count):
+        return lambda: repr(value)
+    if isinstance(value, random.Random):
+        return lambda: hash(value.getstate())
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        return lambda: value.get_state().numpy().tobytes()
+    if isinstance(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
+        return lambda: bytes(value)
+    if isinstance(value, contextvars.ContextVar):
+        return lambda: key(value.get(None))
+    if isinstance(value, io.IOBase):
+        return lambda: value.tell() if not value.closed and value.seekable() else None
+    if isinstance(value, threading.local):
+        return lambda: tuple((name, key(item)) for name, item in vars(value).items())
+    if isinstance(value, (float, int, str, bytes)):  # of a class of its own
+        plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
+        return lambda: plain.__repr__(value)
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize
+    if isinstance(value, functools._lru_cache_wrapper):
+        return lambda: value.cache_info()[1:]  # without hits
+    if type(value).__module__.split(".")[0] == "numpy":
+        return _probe_of_numpys(value)
+    if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
+        return lambda: value.__length_hint__()
+    return None
+
+
+def _place_of_generator(generator: Any) -> Any:
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    return frame.f_lasti, tuple((name, key(item)) for name, item in frame.f_locals.items())
+
+
+def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
+    if hasattr(value, "bit_generator"):
+        return lambda: repr(value.bit_generator.state)
+    if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
+        return lambda: (value.dtype, value.shape, value.tobytes())
+    return None
