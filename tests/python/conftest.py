@@ -14,7 +14,9 @@ from pygraph import runtime, torch_patches
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import selection, state
 
+from . import graphed_world
 from .compiled_programs import Backend, OurBackend
+from .graphed_world import Replaying, partitions_of
 from .selector_world import World
 
 
@@ -44,6 +46,12 @@ def backend(request: pytest.FixtureRequest, patched: None) -> Iterator[Backend]:
     assert eval_frame.set_eval_frame(None) is None
     assert not torch._C._dynamo.eval_frame.set_skip_guard_eval_unsafe(False)
     eval_frame._in_optimized_module = False  # threads may leave another value; PyTorch's too
+
+
+@pytest.fixture
+def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
+    """Those of graphed callables, on the CPU."""
+    yield from partitions_of(lambda: graphed_world.install(monkeypatch))
 
 
 @pytest.fixture

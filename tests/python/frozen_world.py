@@ -109,7 +109,7 @@ class Frozen(Replaying):
                 before = clone_shared_storages(given, list(range(len(given))))
                 replayed = self.tape.replay(before, self.outputs)
                 outputs = self.function(list(given))
-                self._compare([*outputs, *given], [*replayed, *before])
+                graphed_world.assert_equal([*outputs, *given], [*replayed, *before])
                 return outputs
             return self.tape.replay(given, self.outputs)
         every = range(len(inputs))
@@ -120,20 +120,7 @@ class Frozen(Replaying):
         self.outputs = [self.tape._refer(x) for x in outputs]
         before = clone_shared_storages(inputs, list(every))
         replayed = self.tape.replay(before, self.outputs)
-        kept = list(inputs)
-        outputs = self.function(inputs)
-        self.written = frozenset(
-            i for i, (a, b) in enumerate(zip(kept, before, strict=True)) if a._version != b._version
-        )
-        self._compare([*outputs, *kept], [*replayed, *before])
-        return outputs
-
-    def _compare(self, ours: list[Any], theirs: list[Any]) -> None:
-        for a, b in zip(ours, theirs, strict=True):
-            if isinstance(a, torch.Tensor):
-                assert torch.equal(a, b.reshape(-1)[: a.numel()].reshape(a.shape)), "compared: differs"
-            else:
-                assert a == b, "compared: differs"
+        return self.verify(inputs, before, replayed)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:

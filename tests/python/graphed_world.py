@@ -8,7 +8,7 @@ the memory that it is given, and leaves the host alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -51,18 +51,33 @@ class Replaying:
         before = clone_shared_storages(inputs, list(every))
         for _ in range(2):
             self.function.rehearse(clone_shared_storages(inputs, list(every)))
+        return self.verify(inputs, before, self.function.rehearse(before))
+
+    def verify(self, inputs: list[Any], before: list[Any], replayed: Sequence[Any]) -> Sequence[Any]:
+        """Makes the call, and compares a replay on ``before`` with it."""
         kept = list(inputs)
-        replayed = self.function.rehearse(before)
         outputs = self.function(inputs)
         self.written = frozenset(
             i for i, (a, b) in enumerate(zip(kept, before, strict=True)) if a._version != b._version
         )
-        for a, b in zip([*outputs, *kept], [*replayed, *before], strict=True):
-            if isinstance(a, torch.Tensor):
-                assert torch.equal(a, b.reshape(-1)[: a.numel()].reshape(a.shape))
-            else:
-                assert a == b
+        assert_equal([*outputs, *kept], [*replayed, *before])
         return outputs
+
+
+def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b.reshape(-1)[: a.numel()].reshape(a.shape)), "compared: differs"
+        else:
+            assert a == b, "compared: differs"
+
+
+def partitions_of(install: Callable[[], type[Replaying]]) -> Iterator[type[Replaying]]:
+    """For a fixture: those that are made meanwhile are forgotten afterwards."""
+    known = set(runtime.partitions)
+    yield install()
+    for partition in set(runtime.partitions) - known:
+        runtime.partitions.discard(partition)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,19 +9,9 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import runtime
 
-from . import graphed_world
+from .graphed_programs import Training, adamw, batches, sgd
 from .graphed_world import Replaying
-from .test_graphed import Training, adamw, batches, sgd
-
-
-@pytest.fixture
-def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
-    known = set(runtime.partitions)
-    yield graphed_world.install(monkeypatch)
-    for partition in set(runtime.partitions) - known:
-        runtime.partitions.discard(partition)
 
 
 @pytest.mark.parametrize("optimizer", [adamw, sgd])

@@ -32,6 +32,19 @@ def assert_follows(partitions: Any, function: Any, change: Any, *args: Any) -> N
     assert torch.equal(got, expected), f"{got} for {expected} after {replays(partitions)} replays"
 
 
+def adamw_step() -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Any]:
+    """A parameter, its fused optimizer, and a step."""
+    p = torch.nn.Parameter(torch.ones(4))
+    o = torch.optim.AdamW([p], lr=0.1, fused=True)
+
+    def step(x: torch.Tensor) -> None:
+        (x * p).sum().backward()
+        o.step()
+        o.zero_grad()
+
+    return p, o, step
+
+
 class Plain:
     def __init__(self, **k: Any) -> None:
         self.__dict__.update(k)

@@ -6,15 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pygraph import runtime
-
 from .. import frozen_world
-from ..graphed_world import Replaying
+from ..graphed_world import Replaying, partitions_of
 
 
 @pytest.fixture
 def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
-    known = set(runtime.partitions)
-    yield frozen_world.install(monkeypatch)
-    for partition in set(runtime.partitions) - known:
-        runtime.partitions.discard(partition)
+    yield from partitions_of(lambda: frozen_world.install(monkeypatch))

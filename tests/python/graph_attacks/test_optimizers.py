@@ -8,20 +8,13 @@ import torch
 
 import pygraph
 
-from .attacked import X, replays
+from .attacked import X, adamw_step, replays
 
 
 def test_lr_as_numpy_number(partitions: Any) -> None:
     import numpy as np
 
-    p = torch.nn.Parameter(torch.ones(4))
-    o = torch.optim.AdamW([p], lr=0.1, fused=True)
-
-    def f(x: Any) -> Any:
-        (x * p).sum().backward()
-        o.step()
-        o.zero_grad()
-
+    _, o, f = adamw_step()
     graphed = pygraph.graph(f)
     for i in range(20):
         o.param_groups[0]["lr"] = np.float64(0.1 / (i + 1))
@@ -48,18 +41,7 @@ def test_the_lr_that_the_step_computes_with(partitions: Any) -> None:
 def test_lr_that_becomes_another_groups(partitions: Any) -> None:
     """A new dictionary of a group, as load_state_dict makes: the rate must still be followed."""
 
-    def make() -> Any:
-        p = torch.nn.Parameter(torch.ones(4))
-        o = torch.optim.AdamW([p], lr=0.1, fused=True)
-
-        def f(x: Any) -> Any:
-            (x * p).sum().backward()
-            o.step()
-            o.zero_grad()
-
-        return p, o, f
-
-    (p, o, f), (p2, o2, f2) = make(), make()
+    (p, o, f), (p2, o2, f2) = adamw_step(), adamw_step()
     graphed = pygraph.graph(f)
     for i in range(30):
         if i in (8, 16):
@@ -73,18 +55,7 @@ def test_lr_that_becomes_another_groups(partitions: Any) -> None:
 
 
 def test_a_group_that_is_replaced(partitions: Any) -> None:
-    def make() -> Any:
-        p = torch.nn.Parameter(torch.ones(4))
-        o = torch.optim.AdamW([p], lr=0.1, fused=True)
-
-        def f(x: Any) -> Any:
-            (x * p).sum().backward()
-            o.step()
-            o.zero_grad()
-
-        return p, o, f
-
-    (p, o, f), (p2, o2, f2) = make(), make()
+    (p, o, f), (p2, o2, f2) = adamw_step(), adamw_step()
     graphed = pygraph.graph(f)
     for i in range(20):
         for of in (o, o2):

@@ -1,0 +1,88 @@
+"""Arguments, methods and memory of graphed callables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import pygraph
+
+from .graphed_programs import Training, assert_same, batches, replays, sgd
+
+
+def test_arguments_that_share_memory_are_not_replayed(partitions: Any) -> None:
+    function = pygraph.graph(lambda a, b: a.add_(1) + b)
+    for _ in range(6):
+        memory = torch.zeros(3)
+        assert function(memory[:2], memory[1:]).tolist() == [2.0, 1.0]
+    assert replays(partitions) == 0
+
+
+def test_trees_values_and_keywords_of_all_kinds(partitions: Any) -> None:
+    @pygraph.graph
+    def function(batch: dict[str, Any], *, scale: float = 1.0) -> dict[str, Any]:
+        return {"sum": batch["a"] + batch["list"][0] * scale, "scale": scale, "none": None}
+
+    for i in range(12):
+        scale = float(i % 2)
+        x = torch.full((2,), float(i))
+        result = function({"a": x, "list": [x]}, scale=scale)
+        assert result["scale"] == scale and result["none"] is None
+        assert torch.equal(result["sum"], x + x * scale)
+    assert len(partitions.all) == 2 and replays(partitions) >= 4
+
+
+def test_a_model_may_be_passed(partitions: Any) -> None:
+    at, uncaptured = Training(sgd), Training(sgd)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = pygraph.graph(step)
+    for x, y in batches(8):
+        step(uncaptured.model, uncaptured.optimizer, x, y)
+        run(at.model, at.optimizer, x, y)
+    assert_same(at.state(), uncaptured.state())
+    assert replays(partitions) >= 3
+
+
+def test_a_method_is_bound(partitions: Any) -> None:
+    class Thing:
+        def __init__(self, scale: float) -> None:
+            self.scale = torch.tensor(scale)
+
+        @pygraph.graph(audit=100)
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            """Scales."""
+            return x * self.scale
+
+    things = [Thing(2.0), Thing(3.0)]
+    for i in range(8):
+        for thing in things:
+            x = torch.full((2,), float(i))
+            assert torch.equal(thing.run(x), x * thing.scale)
+    assert len(partitions.all) == 2 and Thing.run.__doc__ == "Scales."
+    assert all(partition.options.audit == 100 for partition in partitions.all)
+
+
+def test_a_parameter_that_gets_other_memory_is_noticed(partitions: Any) -> None:
+    model = torch.nn.Linear(4, 2)
+
+    @pygraph.graph
+    @torch.no_grad()
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    for turn in range(3):
+        for x, _ in batches(5):
+            with torch.no_grad():
+                assert torch.equal(function(x), model(x))
+        if turn == 0:
+            model.weight.data = torch.randn(2, 4)
+        else:
+            model.load_state_dict(torch.nn.Linear(4, 2).state_dict(), assign=True)
+    assert len(partitions.all) == 3
