@@ -29,26 +29,24 @@ PyObject* entry(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// A number that differs for tensors of other shapes, strides, offsets or types.
-uint64_t layout_of(const at::Tensor& tensor) {
-  uint64_t layout = static_cast<uint64_t>(tensor.scalar_type());
-  if (tensor.layout() != c10::kStrided) return layout;
-  const auto mix = [&](int64_t value) {
-    layout = (layout ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
-    layout ^= layout >> 32;
-  };
-  for (const int64_t size : tensor.sizes()) mix(size);
-  for (const int64_t stride : tensor.strides()) mix(stride);
-  mix(tensor.storage_offset());
-  mix((tensor.is_conj() ? 2 : 0) + (tensor.is_neg() ? 1 : 0));
-  return layout;
+// Another one after each modification; 0 where Python does not count them.
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  (void)dict;
+  return 0;
+#endif
 }
 
 }  // namespace
 
 void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
                          bool is_whole) {
-  Dict watched{dict, is_whole, {}};
+  Dict watched{dict, is_whole, {}, 0};
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
   }
@@ -70,22 +68,49 @@ void HostWatch::add_cell(PyObject* cell, PyObject* content) {
   cells_.push_back({cell, PyTuple_GET_SIZE(content) > 0 ? PyTuple_GET_ITEM(content, 0) : nullptr});
 }
 
-HostWatch::Tensor HostWatch::describe(PyObject* tensor) {
+HostWatch::Tensor HostWatch::describe(PyObject* object) {
   const auto size = [](PyObject* hooks) {
     return hooks != nullptr && PyDict_Check(hooks) ? PyDict_GET_SIZE(hooks) : 0;
   };
-  const auto* variable = reinterpret_cast<THPVariable*>(tensor);
-  return {tensor,
-          THPVariable_Unpack(tensor).requires_grad(),
+  const auto* variable = reinterpret_cast<THPVariable*>(object);
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const bool is_strided = tensor.layout() == c10::kStrided;
+  return {object,
+          tensor.requires_grad(),
           variable->backward_hooks,
           size(variable->backward_hooks),
           variable->post_accumulate_grad_hooks,
           size(variable->post_accumulate_grad_hooks),
-          layout_of(THPVariable_Unpack(tensor))};
+          tensor.scalar_type(),
+          is_strided,
+          is_strided ? conj_neg_bits_of(tensor) : ConjNegBits{},
+          is_strided ? static_cast<uint32_t>(tensor.dim()) : 0};
 }
 
-void HostWatch::add_tensor(PyObject* tensor) {
-  tensors_.push_back(describe(tensor));
+void HostWatch::add_tensor(PyObject* object) {
+  tensors_.push_back(describe(object));
+  if (!tensors_.back().is_strided) return;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
+  layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
+  layouts_.push_back(tensor.storage_offset());
+}
+
+bool HostWatch::tensors_hold() const {
+  const int64_t* layout = layouts_.data();
+  for (const Tensor& watched : tensors_) {
+    if (describe(watched.tensor) != watched) return false;
+    if (!watched.is_strided) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(watched.tensor);
+    const size_t dimensions = watched.dimensions;
+    if (!std::equal(layout, layout + dimensions, tensor.sizes().begin()) ||
+        !std::equal(layout + dimensions, layout + 2 * dimensions, tensor.strides().begin()) ||
+        layout[2 * dimensions] != tensor.storage_offset()) {
+      return false;
+    }
+    layout += 2 * dimensions + 1;
+  }
+  return true;
 }
 
 std::array<PyObject*, 3> HostWatch::parts_of(PyObject* function) {
@@ -106,7 +131,15 @@ void HostWatch::add_class(PyObject* type) {
   classes_.push_back({object, object->tp_version_tag});
 }
 
-bool HostWatch::holds(const Dict& watched) {
+bool HostWatch::holds(Dict& watched) {
+  const uint64_t version = version_of(watched.dict);
+  if (version != 0 && version == watched.version) return true;
+  if (!holds_items(watched)) return false;
+  watched.version = version;  // of before the comparison, in which Python may run
+  return true;
+}
+
+bool HostWatch::holds_items(const Dict& watched) {
   if (!watched.is_whole) {
     return std::ranges::all_of(watched.items, [&](const auto& item) {
       return is_same(entry(watched.dict, item.first), item.second);
@@ -132,18 +165,14 @@ bool HostWatch::holds(const List& watched) {
   return true;
 }
 
-bool HostWatch::holds(const Tensor& watched) {
-  return describe(watched.tensor) == watched;
-}
-
-bool HostWatch::holds() const {
-  const auto is_unchanged = [](const auto& watched) { return holds(watched); };
+bool HostWatch::holds() {
+  const auto is_unchanged = [](auto& watched) { return holds(watched); };
   return std::ranges::all_of(dicts_, is_unchanged) && std::ranges::all_of(lists_, is_unchanged) &&
          std::ranges::all_of(cells_,
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
                              }) &&
-         std::ranges::all_of(tensors_, is_unchanged) &&
+         tensors_hold() &&
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
@@ -155,7 +184,7 @@ bool HostWatch::holds() const {
          });
 }
 
-bool HostWatch::restore(const Dict& watched) {
+bool HostWatch::restore(Dict& watched) {
   if (watched.is_whole && !holds(watched)) PyDict_Clear(watched.dict);
   for (const auto& [key, value] : watched.items) {
     PyObject* now = entry(watched.dict, key);
@@ -182,7 +211,7 @@ bool HostWatch::restore(const List& watched) {
 }
 
 bool HostWatch::restore() {
-  const auto put_back = [](const auto& watched) { return restore(watched); };
+  const auto put_back = [](auto& watched) { return restore(watched); };
   if (!std::ranges::all_of(dicts_, put_back) || !std::ranges::all_of(lists_, put_back)) {
     return false;
   }

@@ -4,15 +4,22 @@
 // what it was when the graph was recorded. Python finds the places (python/pygraph/callables/
 // reachable.py); there may be thousands, which are compared at each call, so they are compared
 // here: by identity, and numbers and strings by value where they are other objects.
+//
+// Python up to 3.12 gives a dictionary a new version at each modification, unique in the process. A
+// dictionary that still has the version with which it was compared last is not compared again. (A
+// module of PyTorch has some 14 dictionaries, an optimizer one for each parameter.)
 #pragma once
 
 #include <Python.h>
+#include <c10/core/ScalarType.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "tensors/arguments.h"
 
 namespace pygraph::bindings {
 
@@ -36,7 +43,7 @@ class HostWatch {
   void add_class(PyObject* type);
 
   // Whether everything is as it was when it was added.
-  bool holds() const;
+  bool holds();
   // Puts back what dictionaries, lists and cells had. False with a Python error set on failure.
   bool restore();
 
@@ -45,6 +52,7 @@ class HostWatch {
     PyObject* dict;
     bool is_whole;
     std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
+    uint64_t version = 0;  // of the dictionary, when it was seen to hold all that; 0: not yet
   };
   struct List {
     PyObject* list;
@@ -61,7 +69,10 @@ class HostWatch {
     Py_ssize_t hook_count;
     PyObject* post_hooks;
     Py_ssize_t post_hook_count;
-    uint64_t layout;
+    c10::ScalarType dtype;
+    bool is_strided;
+    ConjNegBits conj_neg;
+    uint32_t dimensions;  // the rest is in layouts_: sizes, strides, offset; only of strided ones
     bool operator==(const Tensor&) const = default;
   };
   struct Function {
@@ -74,16 +85,18 @@ class HostWatch {
   };
   static Tensor describe(PyObject* tensor);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
-  static bool holds(const Dict& watched);
+  static bool holds(Dict& watched);
+  static bool holds_items(const Dict& watched);
   static bool holds(const List& watched);
-  static bool holds(const Tensor& watched);
-  static bool restore(const Dict& watched);
+  static bool restore(Dict& watched);
   static bool restore(const List& watched);
+  bool tensors_hold() const;
 
   std::vector<Dict> dicts_;
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;
+  std::vector<int64_t> layouts_;  // of the tensors, in a row
   std::vector<Function> functions_;
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_;
   std::vector<Class> classes_;

@@ -1,5 +1,7 @@
 #include "callables/state.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -59,6 +61,8 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
       items_[found->second].is_written |= seen.is_written;
     }
   }
+  memory_ = PointerSet(tensors_.size());
+  for (const at::Tensor& tensor : tensors_) memory_.insert(memory_of(tensor));
 }
 
 void State::add(const at::Tensor& tensor) {
@@ -94,15 +98,18 @@ bool State::is_valid() const {
   return true;
 }
 
-bool State::is_shared_by(const std::vector<at::Tensor>& tensors) const {
-  std::unordered_set<const c10::StorageImpl*> seen;
-  return std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
-    if (!has_memory(tensor)) return false;
-    return index_.contains(memory_of(tensor)) || !seen.insert(memory_of(tensor)).second;
-  });
+bool State::is_shared_by(PyObject* tensors) const {
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  PointerSet seen(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+    if (!has_memory(tensor)) continue;
+    if (memory_.contains(memory_of(tensor)) || !seen.insert(memory_of(tensor))) return true;
+  }
+  return false;
 }
 
-void State::bump_versions(const std::vector<uint32_t>& positions) const {
+void State::bump_versions(PyObject* positions) const {
   const auto bump = [](const Item& item) {
     for (const WeakTensor& weak : item.owners) {
       if (weak.expired()) continue;
@@ -113,8 +120,9 @@ void State::bump_versions(const std::vector<uint32_t>& positions) const {
   for (const Item& item : items_) {
     if (item.is_written) bump(item);
   }
-  for (const uint32_t position : positions) {
-    if (!items_.at(position).is_written) bump(items_[position]);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(positions); ++i) {
+    const Item& item = items_.at(PyLong_AsSize_t(PyList_GET_ITEM(positions, i)));
+    if (!item.is_written) bump(item);
   }
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <Python.h>
 
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "callables/call_observer.h"
+#include "callables/pointer_set.h"
 
 namespace pygraph::bindings {
 
@@ -35,11 +37,11 @@ class State {
 
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
-  // Whether the tensors share memory with each other or with the state.
-  bool is_shared_by(const std::vector<at::Tensor>& tensors) const;
+  // Whether the tensors (of a list) share memory with each other or with the state.
+  bool is_shared_by(PyObject* tensors) const;
   // Tells autograd that owners were written: those of storages that the observer saw written, and
-  // of the flat tensors at `positions`.
-  void bump_versions(const std::vector<uint32_t>& positions) const;
+  // of the flat tensors at `positions`, a list of numbers. Throws std::out_of_range.
+  void bump_versions(PyObject* positions) const;
 
  private:
   struct Item {
@@ -52,6 +54,7 @@ class State {
   std::vector<at::Tensor> tensors_;
   std::vector<Item> items_;  // by tensor
   std::unordered_map<const c10::StorageImpl*, size_t> index_;
+  PointerSet memory_;  // the keys of index_
   std::string unowned_;
 };
 

@@ -36,7 +36,7 @@ from pygraph.callables.observed_call import (
     kinds_of,
     unfit_result,
 )
-from pygraph.callables.signature import Arguments, put_together
+from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.user_code import is_library_file
 
 
@@ -73,8 +73,7 @@ class Surroundings:
 
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
-        found = [tensor.grad for tensor in self._used]
-        return [gradient for gradient in found if gradient is not None]
+        return runtime.engine().gradients_of(self._used) if self._used else []
 
 
 class StepFunction:
@@ -93,6 +92,7 @@ class StepFunction:
         self._form = form
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
+        self._unflatten = unflattener(form.spec)
         self._call = threading.local()  # `inputs`, `make`, `result` of the call under way
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
@@ -108,31 +108,37 @@ class StepFunction:
     def inputs(self, arguments: Arguments) -> list[Any]:
         """The inputs of a call."""
         around = self._around
-        gradients = map(_flat, around.used_gradients())  # which may be views of larger memory
-        return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
+        inputs = [*arguments.tensors, *self._state_tensors]
+        gradients = around.used_gradients()
+        if gradients:  # which may be views of larger memory
+            inputs += runtime.engine().flat_tensors(gradients)
+        inputs += around.rates.tensors()
+        return inputs
 
-    @contextlib.contextmanager
-    def calling(self, call: Callable[[], Any], inputs: list[Any]) -> Iterator[None]:
-        """Around one call, which ``call`` makes, uncaptured: ``inputs`` are what makes it the call and
-        no rehearsal."""
-        self._call.inputs, self._call.make = list(inputs), call
-        self._call.result = None
+    def call(
+        self, graphed: Callable[[list[Any]], Any], arguments: Arguments, make: Callable[[], Any]
+    ) -> tuple[Any, bool]:
+        """Makes one call by ``graphed``, the partition's callable. Returns its result, and whether the
+        callable itself has made it. make: makes the call uncaptured."""
+        inputs = self.inputs(arguments)
+        own = self._call
+        own.inputs, own.make, own.result = list(inputs), make, None  # the call, and no rehearsal
         try:
-            yield
+            outputs = graphed(inputs)
+            if own.result is not None:
+                return own.result[0], True
+            return self._result(outputs), False
         finally:
-            self._call.inputs = self._call.make = None
-            self._call.result = None
+            own.inputs = own.make = own.result = None
 
-    def result(self, outputs: Any) -> tuple[Any, bool]:
-        """The result of the call under way, and whether the callable itself has made it."""
-        if self._call.result is not None:
-            return self._call.result[0], True
-        count = len(self._form.kinds)
-        for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
-            tensor.grad = gradient
-        for tensor in self._around.cleared:
-            tensor.grad = None
-        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
+    def _result(self, outputs: Any) -> Any:
+        """Of a replay; leaves its gradients."""
+        around, count = self._around, len(self._form.kinds)
+        if around.made:
+            runtime.engine().set_gradients(around.made, outputs, count)
+        if around.cleared:
+            runtime.engine().clear_gradients(around.cleared)
+        return self._unflatten(outputs[:count])
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
