@@ -142,7 +142,8 @@ py::object ArgumentForm::match(const py::tuple& args, const py::dict& kwargs) co
 // No Python runs meanwhile, nor does its garbage collector: nothing that is looked at goes away.
 bool ArgumentForm::visit(PyObject* object, Found& found) {
   const Node& node = *found.next++;
-  if (Py_TYPE(object) != node.type) return false;
+  const bool is_tensor = node.kind == Kind::kTensor;
+  if (is_tensor ? !THPVariable_CheckExact(object) : Py_TYPE(object) != node.type) return false;
   switch (node.kind) {
     case Kind::kDict:
       return visit_dict(object, found);

@@ -46,7 +46,7 @@ uint64_t version_of(PyObject* dict) {
 
 void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
                          bool is_whole) {
-  Dict watched{dict, is_whole, {}, 0};
+  Dict watched{dict, is_whole, {}};
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
   }
@@ -54,6 +54,7 @@ void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObj
     watched.items.emplace_back(PyTuple_GET_ITEM(absent, i), nullptr);
   }
   dicts_.push_back(std::move(watched));
+  versions_.emplace_back(dict, 0);
 }
 
 void HostWatch::add_list(PyObject* list, PyObject* items) {
@@ -131,15 +132,18 @@ void HostWatch::add_class(PyObject* type) {
   classes_.push_back({object, object->tp_version_tag});
 }
 
-bool HostWatch::holds(Dict& watched) {
-  const uint64_t version = version_of(watched.dict);
-  if (version != 0 && version == watched.version) return true;
-  if (!holds_items(watched)) return false;
-  watched.version = version;  // of before the comparison, in which Python may run
+bool HostWatch::dicts_hold() {
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    auto& [dict, known] = versions_[i];
+    const uint64_t version = version_of(dict);
+    if (version != 0 && version == known) continue;
+    if (!holds(dicts_[i])) return false;
+    known = version;  // of before the comparison, in which Python may run
+  }
   return true;
 }
 
-bool HostWatch::holds_items(const Dict& watched) {
+bool HostWatch::holds(const Dict& watched) {
   if (!watched.is_whole) {
     return std::ranges::all_of(watched.items, [&](const auto& item) {
       return is_same(entry(watched.dict, item.first), item.second);
@@ -166,8 +170,8 @@ bool HostWatch::holds(const List& watched) {
 }
 
 bool HostWatch::holds() {
-  const auto is_unchanged = [](auto& watched) { return holds(watched); };
-  return std::ranges::all_of(dicts_, is_unchanged) && std::ranges::all_of(lists_, is_unchanged) &&
+  const auto is_unchanged = [](const auto& watched) { return holds(watched); };
+  return dicts_hold() && std::ranges::all_of(lists_, is_unchanged) &&
          std::ranges::all_of(cells_,
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
@@ -184,7 +188,7 @@ bool HostWatch::holds() {
          });
 }
 
-bool HostWatch::restore(Dict& watched) {
+bool HostWatch::restore(const Dict& watched) {
   if (watched.is_whole && !holds(watched)) PyDict_Clear(watched.dict);
   for (const auto& [key, value] : watched.items) {
     PyObject* now = entry(watched.dict, key);
@@ -211,7 +215,7 @@ bool HostWatch::restore(const List& watched) {
 }
 
 bool HostWatch::restore() {
-  const auto put_back = [](auto& watched) { return restore(watched); };
+  const auto put_back = [](const auto& watched) { return restore(watched); };
   if (!std::ranges::all_of(dicts_, put_back) || !std::ranges::all_of(lists_, put_back)) {
     return false;
   }

@@ -52,7 +52,6 @@ class HostWatch {
     PyObject* dict;
     bool is_whole;
     std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
-    uint64_t version = 0;  // of the dictionary, when it was seen to hold all that; 0: not yet
   };
   struct List {
     PyObject* list;
@@ -85,14 +84,16 @@ class HostWatch {
   };
   static Tensor describe(PyObject* tensor);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
-  static bool holds(Dict& watched);
-  static bool holds_items(const Dict& watched);
+  static bool holds(const Dict& watched);
   static bool holds(const List& watched);
-  static bool restore(Dict& watched);
+  static bool restore(const Dict& watched);
   static bool restore(const List& watched);
+  bool dicts_hold();
   bool tensors_hold() const;
 
   std::vector<Dict> dicts_;
+  // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
+  std::vector<std::pair<PyObject*, uint64_t>> versions_;
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;

@@ -48,11 +48,22 @@ class State {
     std::vector<WeakTensor> owners;
     bool is_written = false;
   };
-  void add(const at::Tensor& tensor);
-  void add_owner(Item& item, const WeakTensor& owner);
+  struct Owner {
+    WeakTensor tensor;
+    const c10::StorageImpl* memory;
+    size_t item;
+  };
+  void add(const at::Tensor& tensor, std::vector<Item>& items);
+  static void add_owner(Item& item, const WeakTensor& owner);
+  void keep(const std::vector<Item>& items);
+  void bump(size_t item) const;
 
   std::vector<at::Tensor> tensors_;
-  std::vector<Item> items_;  // by tensor
+  // Read at each call, so in a row: the owners of each tensor's storage, tensor by tensor; where a
+  // tensor's begin (and behind the last one, where all end); whether it was seen written.
+  std::vector<Owner> owners_;
+  std::vector<size_t> first_owner_;
+  std::vector<bool> is_written_;
   std::unordered_map<const c10::StorageImpl*, size_t> index_;
   PointerSet memory_;  // the keys of index_
   std::string unowned_;

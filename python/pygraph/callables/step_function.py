@@ -93,7 +93,7 @@ class StepFunction:
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
         self._unflatten = unflattener(form.spec)
-        self._call = threading.local()  # `inputs`, `make`, `result` of the call under way
+        self._call = threading.local()  # `arguments`, `rest`, `make`, `result` of the call under way
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -107,29 +107,36 @@ class StepFunction:
 
     def inputs(self, arguments: Arguments) -> list[Any]:
         """The inputs of a call."""
-        around = self._around
-        inputs = [*arguments.tensors, *self._state_tensors]
-        gradients = around.used_gradients()
-        if gradients:  # which may be views of larger memory
-            inputs += runtime.engine().flat_tensors(gradients)
-        inputs += around.rates.tensors()
-        return inputs
+        return [*arguments.tensors, *self._state_tensors, *self._rest()]
+
+    def _rest(self) -> list[torch.Tensor]:
+        """Inputs that may be others at each call: gradients from before, rates."""
+        rates = self._around.rates.tensors()
+        gradients = self._around.used_gradients()  # which may be views of larger memory
+        return [*runtime.engine().flat_tensors(gradients), *rates] if gradients else rates
 
     def call(
         self, graphed: Callable[[list[Any]], Any], arguments: Arguments, make: Callable[[], Any]
     ) -> tuple[Any, bool]:
         """Makes one call by ``graphed``, the partition's callable. Returns its result, and whether the
         callable itself has made it. make: makes the call uncaptured."""
-        inputs = self.inputs(arguments)
-        own = self._call
-        own.inputs, own.make, own.result = list(inputs), make, None  # the call, and no rehearsal
+        own, rest = self._call, self._rest()
+        own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
         try:
-            outputs = graphed(inputs)
+            outputs = graphed([*arguments.tensors, *self._state_tensors, *rest])
             if own.result is not None:
                 return own.result[0], True
             return self._result(outputs), False
         finally:
-            own.inputs = own.make = own.result = None
+            own.arguments = own.rest = own.make = own.result = None
+
+    def _is_the_call(self, given: list[Any]) -> bool:
+        """Whether these are the inputs of the call under way, which tells it from a rehearsal."""
+        arguments = getattr(self._call, "arguments", None)
+        if arguments is None:
+            return False
+        own = [*arguments.tensors, *self._state_tensors, *self._call.rest]
+        return all(a is b for a, b in zip(given, own, strict=True))
 
     def _result(self, outputs: Any) -> Any:
         """Of a replay; leaves its gradients."""
@@ -144,10 +151,7 @@ class StepFunction:
         """Consumes the list, as compiled functions do."""
         given = list(inputs)
         inputs.clear()
-        own = getattr(self._call, "inputs", None)
-        if own is not None and all(a is b for a, b in zip(given, own, strict=True)):
-            return self._make_call()
-        return self.rehearse(given)
+        return self._make_call() if self._is_the_call(given) else self.rehearse(given)
 
     def _make_call(self) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(self._call.make())
