@@ -13,6 +13,7 @@ and the time is the host's. Least of several rounds, microseconds.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -31,7 +32,8 @@ from pygraph.callables.signature import take_apart
 from pygraph.callables.variant import Variant
 from pygraph.partition.signature import Entry
 
-_ROUNDS = 15
+_ROUNDS = 150  # short ones, as others may use the machine
+_CALLS = 40  # few enough for the launch queue
 _WARM_UP = 60
 
 Call = Callable[[], object]
@@ -88,17 +90,17 @@ def make_step(layers: int, device: str, leaves_gradients: bool) -> Graphed:
     return made
 
 
-def microseconds(call: Call, calls: int) -> float:
+def microseconds(call: Call) -> float:
     """The host's time of one call."""
     least = float("inf")
     for _ in range(_ROUNDS):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(_CALLS):
             call()
         least = min(least, time.perf_counter() - start)
-    return least / calls * 1e6
+    return least / _CALLS * 1e6
 
 
 def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> dict[str, Call]:
@@ -137,11 +139,10 @@ def main() -> None:
             found = [v for of in step._variants.values() for v in of if v.partition is not None]
             if len(found) != 1:
                 raise SystemExit(f"no graph: {[entry.reason for entry in step.entries.values()]}")
-            calls = 100 if has_gpu else 400  # few enough for the launch queue
             name = f"{8 * layers} tensors" + (f", {2 * layers} gradients" if leaves_gradients else "")
-            columns[name] = {"in all": microseconds(lambda step=step: step(x, y), calls)}  # type: ignore[misc]
+            columns[name] = {"in all": microseconds(functools.partial(step, x, y))}
             for part, call in parts(step, found[0], x, y).items():
-                columns[name][part] = microseconds(call, calls)
+                columns[name][part] = microseconds(call)
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")

@@ -156,10 +156,15 @@ void bind_arguments(py::module_& m) {
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
-      .def("add_dict",
+      .def("add_dict_items",
            [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& absent, bool is_whole) {
-             watch.add_dict(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr(), is_whole);
+              const py::tuple& values, const py::tuple& absent) {
+             watch.add_dict_items(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr());
+           })
+      .def("add_whole_dict",
+           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
+              const py::tuple& values, const py::tuple& left_out) {
+             watch.add_whole_dict(dict.ptr(), keys.ptr(), values.ptr(), left_out.ptr());
            })
       .def("add_list", [](HostWatch& watch, const py::list& list,
                           const py::tuple& items) { watch.add_list(list.ptr(), items.ptr()); })

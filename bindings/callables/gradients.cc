@@ -1,5 +1,6 @@
 #include "callables/gradients.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <stdexcept>
@@ -17,8 +18,46 @@ PyObject* name_of_gradient() {
   return name;
 }
 
+// Whether an assignment to `tensor.grad` ends in PyTorch's own setter.
+bool has_own_setter(PyTypeObject* type) {
+  const PyObject* setter = _PyType_Lookup(type, name_of_gradient());
+  return type->tp_setattro == PyObject_GenericSetAttr && setter != nullptr &&
+         Py_TYPE(setter) == &PyGetSetDescr_Type;
+}
+
+// Of what type `tensor.grad` may be; older releases ask for the tensor's own.
+template <typename Tensor>
+bool is_expected_type(const Tensor& tensor, c10::ScalarType dtype) {
+  if constexpr (requires { tensor.grad_dtype(); }) {
+    return tensor.grad_dtype() == dtype && tensor.scalar_type() == dtype;
+  } else {
+    return tensor.scalar_type() == dtype;
+  }
+}
+
+// Whether the setter would do nothing but store the value: everything that it checks holds, and no
+// mode of __torch_function__ is to be told.
+bool is_plain_assignment(PyObject* object, PyObject* value) {
+  if (!THPVariable_CheckExact(object) || !THPVariable_CheckExact(value) || object == value) {
+    return false;
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const at::Tensor& gradient = THPVariable_Unpack(value);
+  return tensor.layout() == c10::kStrided && gradient.layout() == c10::kStrided &&
+         tensor.device() == gradient.device() && is_expected_type(tensor, gradient.scalar_type()) &&
+         tensor.options().type_equal(gradient.options()) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         !gradient.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         tensor.sizes().equals(gradient.sizes()) &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 && has_own_setter(Py_TYPE(object));
+}
+
 // A setter may run Python, which may change the list.
 bool set_gradient(PyObject* tensors, Py_ssize_t i, PyObject* value) {
+  if (is_plain_assignment(PyList_GET_ITEM(tensors, i), value)) {
+    THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).mutable_grad() = THPVariable_Unpack(value);
+    return true;
+  }
   PyObject* tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
   const int failed = PyObject_SetAttr(tensor, name_of_gradient(), value);
   Py_DECREF(tensor);

@@ -29,6 +29,16 @@ PyObject* entry(PyObject* dict, PyObject* key) {
   return value;
 }
 
+// The dictionary of an object's attributes, borrowed; null if it has none of its own.
+PyObject* attributes_of(PyObject* object) {
+  PyObject** attributes = _PyObject_GetDictPtr(object);
+  return attributes == nullptr ? nullptr : *attributes;
+}
+
+bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
+  return std::ranges::any_of(keys, [&](PyObject* other) { return is_same(key, other); });
+}
+
 // Another one after each modification; 0 where Python does not count them.
 uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -44,17 +54,29 @@ uint64_t version_of(PyObject* dict) {
 
 }  // namespace
 
-void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
-                         bool is_whole) {
-  Dict watched{dict, is_whole, {}};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
-    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
-  }
+void HostWatch::add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent) {
+  Dict watched{dict, false, {}, {}};
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(absent, i), nullptr);
   }
+  add(std::move(watched), keys, values);
+}
+
+void HostWatch::add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values,
+                               PyObject* left_out) {
+  Dict watched{dict, true, {}, {}};
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(left_out); ++i) {
+    watched.left_out.push_back(PyTuple_GET_ITEM(left_out, i));
+  }
+  add(std::move(watched), keys, values);
+}
+
+void HostWatch::add(Dict watched, PyObject* keys, PyObject* values) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
+    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
+  }
+  versions_.emplace_back(watched.dict, 0);
   dicts_.push_back(std::move(watched));
-  versions_.emplace_back(dict, 0);
 }
 
 void HostWatch::add_list(PyObject* list, PyObject* items) {
@@ -97,9 +119,24 @@ void HostWatch::add_tensor(PyObject* object) {
   layouts_.push_back(tensor.storage_offset());
 }
 
+// Asks for the memory that the comparison of tensor `i` will read: tensors lie all over the heap,
+// each behind two pointers.
+void HostWatch::prefetch(size_t i) const {
+  constexpr size_t kStep = 4;  // tensors between one pointer and the next
+  if (i + 2 * kStep < tensors_.size()) __builtin_prefetch(tensors_[i + 2 * kStep].tensor);
+  if (i + kStep >= tensors_.size()) return;
+  const auto* tensor = reinterpret_cast<const char*>(
+      THPVariable_Unpack(tensors_[i + kStep].tensor).unsafeGetTensorImpl());
+  for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += 64) {
+    __builtin_prefetch(tensor + offset);
+  }
+}
+
 bool HostWatch::tensors_hold() const {
   const int64_t* layout = layouts_.data();
-  for (const Tensor& watched : tensors_) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    prefetch(i);
+    const Tensor& watched = tensors_[i];
     if (describe(watched.tensor) != watched) return false;
     if (!watched.is_strided) continue;
     const at::Tensor& tensor = THPVariable_Unpack(watched.tensor);
@@ -124,7 +161,7 @@ void HostWatch::add_function(PyObject* function) {
 }
 
 void HostWatch::add_instance(PyObject* instance) {
-  instances_.emplace_back(instance, Py_TYPE(instance));
+  instances_.push_back({instance, Py_TYPE(instance), attributes_of(instance)});
 }
 
 void HostWatch::add_class(PyObject* type) {
@@ -144,20 +181,24 @@ bool HostWatch::dicts_hold() {
 }
 
 bool HostWatch::holds(const Dict& watched) {
-  if (!watched.is_whole) {
-    return std::ranges::all_of(watched.items, [&](const auto& item) {
-      return is_same(entry(watched.dict, item.first), item.second);
-    });
-  }
-  if (PyDict_GET_SIZE(watched.dict) != static_cast<Py_ssize_t>(watched.items.size())) return false;
+  if (watched.is_whole) return holds_as_a_whole(watched);
+  return std::ranges::all_of(watched.items, [&](const auto& item) {
+    return is_same(entry(watched.dict, item.first), item.second);
+  });
+}
+
+bool HostWatch::holds_as_a_whole(const Dict& watched) {
   PyObject* key = nullptr;
   PyObject* value = nullptr;
-  Py_ssize_t position = 0;
-  for (const auto& [known_key, known_value] : watched.items) {
-    if (PyDict_Next(watched.dict, &position, &key, &value) == 0) return false;
-    if (key != known_key || !is_same(value, known_value)) return false;
+  auto known = watched.items.begin();
+  for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, &value) != 0;) {
+    if (!watched.left_out.empty() && is_among(key, watched.left_out)) continue;
+    if (known == watched.items.end() || key != known->first || !is_same(value, known->second)) {
+      return false;
+    }
+    ++known;
   }
-  return true;
+  return known == watched.items.end();
 }
 
 bool HostWatch::holds(const List& watched) {
@@ -180,16 +221,37 @@ bool HostWatch::holds() {
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
-         std::ranges::all_of(
-             instances_,
-             [](const auto& watched) { return Py_TYPE(watched.first) == watched.second; }) &&
+         std::ranges::all_of(instances_,
+                             [](const Instance& watched) {
+                               return Py_TYPE(watched.instance) == watched.type &&
+                                      attributes_of(watched.instance) == watched.attributes;
+                             }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
            return watched.type->tp_version_tag == watched.version;
          });
 }
 
+// All keys where nothing is left out, so that the order is put back, too.
+bool HostWatch::remove_others(const Dict& watched) {
+  if (watched.left_out.empty()) {
+    PyDict_Clear(watched.dict);
+    return true;
+  }
+  PyObject* keys = PyDict_Keys(watched.dict);
+  if (keys == nullptr) return false;
+  bool is_done = true;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); ++i) {
+    PyObject* key = PyList_GET_ITEM(keys, i);
+    const auto is_it = [&](const auto& item) { return item.first == key; };
+    if (is_among(key, watched.left_out) || std::ranges::any_of(watched.items, is_it)) continue;
+    is_done &= PyDict_DelItem(watched.dict, key) == 0;
+  }
+  Py_DECREF(keys);
+  return is_done;
+}
+
 bool HostWatch::restore(const Dict& watched) {
-  if (watched.is_whole && !holds(watched)) PyDict_Clear(watched.dict);
+  if (watched.is_whole && !holds(watched) && !remove_others(watched)) return false;
   for (const auto& [key, value] : watched.items) {
     PyObject* now = entry(watched.dict, key);
     if (is_same(now, value)) continue;

@@ -27,9 +27,10 @@ namespace pygraph::bindings {
 // collector sees it. To be used with Python's lock.
 class HostWatch {
  public:
-  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples); if it is
-  // watched as a whole, nothing else.
-  void add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent, bool is_whole);
+  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples).
+  void add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent);
+  // Of a dictionary `keys` with `values`, in this order, and nothing else but perhaps `left_out`.
+  void add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* left_out);
   void add_list(PyObject* list, PyObject* items);
   // `content`: a tuple of what is in the cell, or of nothing.
   void add_cell(PyObject* cell, PyObject* content);
@@ -37,7 +38,7 @@ class HostWatch {
   void add_tensor(PyObject* tensor);
   // Its code and defaults, which the caller holds.
   void add_function(PyObject* function);
-  // Of which class it is.
+  // Of which class it is, and which dictionary its attributes are in.
   void add_instance(PyObject* instance);
   // Its version: whether an attribute of it or of its bases was set.
   void add_class(PyObject* type);
@@ -52,6 +53,7 @@ class HostWatch {
     PyObject* dict;
     bool is_whole;
     std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
+    std::vector<PyObject*> left_out;
   };
   struct List {
     PyObject* list;
@@ -78,6 +80,11 @@ class HostWatch {
     PyObject* function;
     std::array<PyObject*, 3> parts;  // code, defaults, defaults of keywords
   };
+  struct Instance {
+    PyObject* instance;
+    PyTypeObject* type;
+    PyObject* attributes;  // or null
+  };
   struct Class {
     PyTypeObject* type;
     unsigned version;
@@ -85,11 +92,15 @@ class HostWatch {
   static Tensor describe(PyObject* tensor);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
   static bool holds(const Dict& watched);
+  static bool holds_as_a_whole(const Dict& watched);
   static bool holds(const List& watched);
   static bool restore(const Dict& watched);
+  static bool remove_others(const Dict& watched);
   static bool restore(const List& watched);
+  void add(Dict watched, PyObject* keys, PyObject* values);
   bool dicts_hold();
   bool tensors_hold() const;
+  void prefetch(size_t i) const;
 
   std::vector<Dict> dicts_;
   // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
@@ -99,7 +110,7 @@ class HostWatch {
   std::vector<Tensor> tensors_;
   std::vector<int64_t> layouts_;  // of the tensors, in a row
   std::vector<Function> functions_;
-  std::vector<std::pair<PyObject*, PyTypeObject*>> instances_;
+  std::vector<Instance> instances_;
   std::vector<Class> classes_;
 };
 

@@ -228,13 +228,19 @@ class HostWatch:
     """Whether values on the host have changed. Borrows what it is given
     (bindings/callables/host_watch.h)."""
 
-    def add_dict(
+    def add_dict_items(
         self,
         dict: dict[Any, Any],
         keys: tuple[Any, ...],
         values: tuple[Any, ...],
         absent: tuple[Any, ...],
-        is_whole: bool,
+    ) -> None: ...
+    def add_whole_dict(
+        self,
+        dict: dict[Any, Any],
+        keys: tuple[Any, ...],
+        values: tuple[Any, ...],
+        left_out: tuple[Any, ...],
     ) -> None: ...
     def add_list(self, list: list[Any], items: tuple[Any, ...]) -> None: ...
     def add_cell(self, cell: Any, content: tuple[Any, ...]) -> None: ...

@@ -178,8 +178,8 @@ def drawing() -> Iterator[None]:
 
 
 def begin_drawing() -> Any:
-    """As ``drawing``, for a thread that is part of no capture. Returns a lock to be released at the end,
-    or None."""
+    """As ``drawing``, for a thread that is part of no capture. Returns a lock to be released at the
+    end, or None."""
     lock = _own_lock()
     return lock if lock.acquire(timeout=_LONGEST_CAPTURE) else None
 

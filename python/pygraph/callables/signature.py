@@ -1,7 +1,7 @@
 """What distinguishes calls of a callable by what is passed, and by PyTorch's modes.
 
-``take_apart`` looks at all that can be passed, and takes some 10 us for it. Arguments of the same form as
-earlier ones are taken apart by the engine (``Forms``), with equal results.
+``take_apart`` looks at all that can be passed, and takes some 10 us for it. Arguments of the same form
+as earlier ones are taken apart by the engine (``Forms``), with equal results.
 """
 
 from __future__ import annotations
