@@ -41,7 +41,7 @@ def _pygraph_options(pieces: bool) -> dict[str, Any]:
     field = next((f for f in dataclasses.fields(Options) if f.name == _OPTIMIZERS), None)
     if field is None:
         return {}
-    words = {True: "always", False: "never"}
+    words = {True: "auto", False: "off"}
     value = words[pieces] if isinstance(field.default, str) else pieces
     return {f"pygraph.{_OPTIMIZERS}": value}
 
