@@ -26,7 +26,7 @@ def _libraries() -> tuple[str, ...]:
     """Folders of code that is not the program's: Python's library, installed packages, PyGraph."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [sysconfig.get_paths()[name] for name in names]
-    # Where `pip install --target` puts packages, and PyTorch itself, which may be used from its sources.
+    # Where `pip install --target` puts packages; and PyTorch, which may be used from its sources.
     folders += [path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))]
     packages = [str(Path(module.__file__).parent) for module in (torch, functorch) if module.__file__]
     return (*(os.path.realpath(folder) + os.sep for folder in {*folders, *packages}), _PACKAGE)

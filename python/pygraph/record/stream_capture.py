@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pygraph")
 
 
-# PyTorch 2.15 finds the generators that a capture uses by itself, and warns of each call that names one.
+# PyTorch 2.15 finds the generators that a capture uses by itself, and warns where one is named.
 _REGISTERS_GENERATORS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 
