@@ -56,6 +56,7 @@ class Variant:
         groups = fused_groups(before.found.optimizers)
         rates = [group["lr"] for group in groups]
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             lambda: self._function(*args, **kwargs),
             lambda: not is_same_structure(arguments, args, kwargs),
