@@ -18,11 +18,11 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 options = arguments("GPT-2 with LoRA", STEPS)
-SIZES: dict[str, dict[str, int]] = {
-    "small": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64},
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "attn_pdrop": 0.0},
     "base": {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 8192},
 }
-config = GPT2Config(**SIZES[options.size], use_cache=False)
+config = GPT2Config(**SIZES[options.size], use_cache=False, bos_token_id=0, eos_token_id=0)
 BATCH, LENGTH = {"small": (2, 8), "base": (4, 128)}[options.size]
 
 

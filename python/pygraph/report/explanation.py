@@ -153,7 +153,7 @@ class Report:
 
 def without_graphs(program: str, reason: str) -> Report:
     """Of a callable that was not called, as nothing can have a graph in this process."""
-    cut = Cut("refusal", f"{program} stays uncaptured: {reason}", "", "run it on a machine with a GPU")
+    cut = Cut("refusal", f"{program} stays uncaptured: {reason}", "")
     return Report(
         program=program,
         device="no GPU",
