@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,6 +203,40 @@ def test_what_a_process_did_not_come_to_is_left_for_another_one() -> None:
     assert collected.left[mlp.key] == ["eager"]
     collected.add(mlp, [_row("mlp", "eager")], Outcome("NOW eager\n", 0))
     assert collected.left[mlp.key] == []
+
+
+# A worker that ends in the middle of a variant, as one whose graph breaks the GPU does.
+_CRASHING = """
+import json, os, sys
+row, *names = json.loads(sys.argv[1])
+for name in names:
+    print("NOW " + name, flush=True)
+    if name == "inductor":
+        os._exit(7)
+for name in names:
+    print("ROW " + json.dumps({**row, "variant": name}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lanes", [[], ["--gpus", "0", "0"]], ids=["alone", "in lanes"])
+def test_the_other_variants_are_measured_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: list[str]
+) -> None:
+    def command(_: Any, workload: StepWorkload, names: list[str], token: str = "") -> list[str]:
+        words = json.dumps([_row(workload.name, ""), *names])
+        return [sys.executable, "-c", _CRASHING, words, token]
+
+    monkeypatch.setattr(run, "_command", command)
+    arguments = ["--suite", "steps", "--device", "cpu", "--out", str(tmp_path), "--only", "mlp", "ppo"]
+    names = ["eager", "inductor", "hand-made"]
+    assert run.main([*arguments, *lanes, "--variants", *names]) == 0
+    rows = json.loads((tmp_path / "cpu_steps.json").read_text())["rows"]
+    errors = {(row["workload"], row["variant"]): row["error"] for row in rows}
+    crash = "the process ended with 7"
+    assert errors == {(w, n): crash * (n == "inductor") for w in ("mlp", "ppo") for n in names}
+    assert (
+        "- mlp, Inductor: failed: the process ended with 7" in (tmp_path / "cpu_steps.md").read_text()
+    )
 
 
 def _document() -> dict[str, Any]:
