@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.callables.fused_optimizers import followed_groups, fused_groups
+from pygraph.callables.fused_optimizers import followed_groups, fused_groups, names_of_rates
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
 from pygraph.callables.signature import Arguments, is_same_structure
@@ -56,6 +56,7 @@ class Variant:
         groups = fused_groups(before.found.optimizers)
         rates = [group["lr"] for group in groups]
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             lambda: self._function(*args, **kwargs),
             lambda: not is_same_structure(arguments, args, kwargs),
@@ -95,6 +96,7 @@ class Variant:
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
             compared_calls=_COMPARED_CALLS,
+            followed=names_of_rates(seen.host.found.optimizers, around.followed),
         )
         self._around, self._step, self._pattern = around, step, pattern
         self.partition = Partition(step, info, self._options)
