@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import pygraph
 from pygraph import cli
+from pygraph.report.loop_calls import noting_calls
+
+from .graphed_programs import Training, adamw, batches, replays
 
 _HEAD = """
 import torch
@@ -144,3 +149,18 @@ def test_the_terminal_shows_it_and_pytorch_is_as_it_was(
     assert "    @pygraph.graph\n    def step(x, y):\n" in text
     after = torch.Tensor.backward, torch.optim.Optimizer.zero_grad, torch.nn.utils.clip_grad_norm_
     assert after == before
+
+
+def test_steps_have_graphs_while_calls_are_noted(partitions: Any) -> None:
+    with noting_calls() as calls:
+        at = Training(adamw)
+        step = pygraph.graph(at.step)
+        for x, y in batches(6):
+            step(x, y)
+        assert calls == {} and replays(partitions) == 2
+        other = Training(adamw)
+        for x, y in batches(6):
+            other.step(x, y)
+    assert {kind for kind, _, _ in calls} == {"backward", "clipping", "optimizer.step", "zero_grad"}
+    assert all(torch.equal(a, b) for a, b in zip(at.state(), other.state(), strict=True))
+    assert "loop_calls" not in torch.optim.AdamW.step.__code__.co_filename

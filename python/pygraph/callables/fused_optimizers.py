@@ -44,19 +44,6 @@ def followed_groups(groups: Iterable[_Group]) -> list[_Group]:
     ]
 
 
-def names_of_rates(
-    optimizers: Iterable[torch.optim.Optimizer], groups: Iterable[_Group]
-) -> tuple[str, ...]:
-    """What the rates of these groups are called in reports: ``AdamW.param_groups[0]['lr']``."""
-    wanted = set(map(id, groups))
-    return tuple(
-        f"{type(optimizer).__name__}.param_groups[{i}]['lr']"
-        for optimizer in optimizers
-        for i, group in enumerate(optimizer.param_groups)
-        if id(group) in wanted
-    )
-
-
 class Rates:
     """The learning rates that a graph follows, as tensors. Not thread-safe."""
 

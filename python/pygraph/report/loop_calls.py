@@ -1,4 +1,4 @@
-"""Which lines of a program train: backward, clipping, the optimizer's step, ``zero_grad``.
+"""Which lines of a program train: backward, clipping, the step of an optimizer, ``zero_grad``.
 
 While a script is observed, these functions of PyTorch note the program's line that calls them, once for
 each line. What is inside of a graphed callable's call is not noted.
@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pygraph.callables.graphed import Graphed
 from pygraph.callables.user_code import is_library_file
@@ -27,25 +26,33 @@ Calls = dict[tuple[str, str, int], None]  # kind, file, line; in the order in wh
 def noting_calls() -> Iterator[Calls]:
     """In the context, calls are noted, in any thread. Not to be nested."""
     found: Calls = {}
-    clip = torch.nn.utils
     places: list[tuple[Any, str, str]] = [
         (torch.Tensor, "backward", BACKWARD),
         (torch.optim.Optimizer, "zero_grad", ZERO),
-        (clip, "clip_grad_norm_", CLIP),
-        (clip, "clip_grad_value_", CLIP),
+        (torch.nn.utils, "clip_grad_norm_", CLIP),
+        (torch.nn.utils, "clip_grad_value_", CLIP),
+        # Not by a hook for all optimizers: such hooks keep steps from their graphs.
+        *((optimizer, "step", STEP) for optimizer in _optimizers()),
     ]
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    hook = register_optimizer_step_post_hook(
-        lambda *_: _note(found, STEP)  # subclasses have steps of their own
-    )
     try:
         for (owner, name, function), (_, _, kind) in zip(kept, places, strict=True):
             setattr(owner, name, _noting(function, kind, found))
         yield found
     finally:
-        hook.remove()
         for owner, name, function in kept:
             setattr(owner, name, function)
+
+
+def _optimizers() -> list[type]:
+    """Those of ``torch.optim`` that have a step of their own."""
+    classes = [value for value in vars(torch.optim).values() if isinstance(value, type)]
+    return [
+        class_
+        for class_ in classes
+        if issubclass(class_, torch.optim.Optimizer) and class_ is not torch.optim.Optimizer
+        if "step" in vars(class_)
+    ]
 
 
 def _noting(function: Callable[..., Any], kind: str, found: Calls) -> Callable[..., Any]:
