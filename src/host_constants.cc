@@ -8,7 +8,8 @@
 namespace pygraph {
 namespace {
 
-constexpr size_t kMostBytes = size_t{1} << 20;  // of a table
+constexpr size_t kMostBytes = size_t{1} << 20;      // of a table
+constexpr size_t kMostKeptBytes = size_t{1} << 26;  // of all
 
 bool is_pinned(const Driver& driver, const std::byte* address) {
   unsigned type = 0;
@@ -20,9 +21,8 @@ bool is_pinned(const Driver& driver, const std::byte* address) {
 // The bytes that a copy reads from pinned memory; empty if it reads from elsewhere, or more than
 // one row.
 std::span<const std::byte> source_of(const Driver& driver, const abi::Memcpy3D& copy) {
-  if (copy.height > 1 || copy.depth > 1 || copy.width_bytes == 0 || copy.width_bytes > kMostBytes) {
-    return {};
-  }
+  const bool is_one_row = copy.height <= 1 && copy.depth <= 1 && copy.src_y == 0 && copy.src_z == 0;
+  if (!is_one_row || copy.width_bytes == 0 || copy.width_bytes > kMostBytes) return {};
   const void* source = nullptr;
   if (copy.src_memory_type == abi::kMemoryTypeHost) source = copy.src_host;
   if (copy.src_memory_type == abi::kMemoryTypeUnified) {
@@ -35,6 +35,16 @@ std::span<const std::byte> source_of(const Driver& driver, const abi::Memcpy3D& 
   return is_readable ? bytes : std::span<const std::byte>();
 }
 
+abi::Memcpy3D copy_of(const Node& node) {
+  abi::Memcpy3D copy{};
+  std::memcpy(&copy, node.image.data(), sizeof copy);
+  return copy;
+}
+
+bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
+}
+
 }  // namespace
 
 const void* HostConstants::keep(std::span<const std::byte> bytes) {
@@ -42,12 +52,14 @@ const void* HostConstants::keep(std::span<const std::byte> bytes) {
   const auto found = std::ranges::find_if(
       kept_, [&](const auto& known) { return std::ranges::equal(known, bytes); });
   if (found != kept_.end()) return found->data();
+  if (bytes.size() > kMostKeptBytes - kept_bytes_) return nullptr;
   const RelaxedCaptureMode relaxed(driver_);
   constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE: for all devices
   void* memory = nullptr;
   PYGRAPH_CHECK(driver_, memory_allocate_host(&memory, bytes.size(), kPortable));
   std::memcpy(memory, bytes.data(), bytes.size());
   kept_.emplace_back(static_cast<const std::byte*>(memory), bytes.size());
+  kept_bytes_ += bytes.size();
   return memory;
 }
 
@@ -63,17 +75,31 @@ std::vector<Range> HostConstants::ranges() const {
 std::vector<uint32_t> keep_host_constants(
     const Driver& driver, Recording& recording, HostConstants& constants,
     const std::function<bool(const Operator&)>& copies_constants) {
-  std::vector<uint32_t> changed;
+  struct Found {
+    uint32_t node;
+    const Operator* op;
+    std::span<const std::byte> source;
+  };
+  std::vector<Found> copies;
   for (uint32_t i = 0; i < recording.nodes.size(); ++i) {
-    Node& node = recording.nodes[i];
+    const Node& node = recording.nodes[i];
     if (node.kind != NodeKind::kMemcpy || node.parent >= 0) continue;
     const Operator* op = recording.operator_of(node);
     if (op == nullptr || !copies_constants(*op)) continue;
-    abi::Memcpy3D copy{};
-    std::memcpy(&copy, node.image.data(), sizeof copy);
-    const std::span<const std::byte> source = source_of(driver, copy);
-    if (source.empty()) continue;
+    const std::span<const std::byte> source = source_of(driver, copy_of(node));
+    if (!source.empty()) copies.push_back({i, op, source});
+  }
+  std::vector<uint32_t> changed;
+  for (const auto& [i, op, source] : copies) {
+    // Memory that the next operator was given, too: it holds that one's table by now.
+    const bool is_reused = std::ranges::any_of(copies, [&](const Found& other) {
+      return other.op != op && overlap(other.source, source);
+    });
+    if (is_reused) continue;
     const void* kept = constants.keep(source);
+    if (kept == nullptr) continue;
+    Node& node = recording.nodes[i];
+    abi::Memcpy3D copy = copy_of(node);
     copy.src_x_bytes = 0;
     if (copy.src_memory_type == abi::kMemoryTypeHost) {
       copy.src_host = kept;

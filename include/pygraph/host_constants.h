@@ -23,7 +23,7 @@ class HostConstants {
  public:
   explicit HostConstants(const Driver& driver) : driver_(driver) {}
 
-  // The address of memory with these bytes. Throws DriverError.
+  // The address of memory with these bytes; null once 64 MiB are kept. Throws DriverError.
   const void* keep(std::span<const std::byte> bytes);
   std::vector<Range> ranges() const;  // all that is kept
 
@@ -31,12 +31,13 @@ class HostConstants {
   const Driver& driver_;
   mutable std::mutex mutex_;
   std::deque<std::span<const std::byte>> kept_;
+  size_t kept_bytes_ = 0;
 };
 
 // Lets the recording's copies from pinned memory read from `constants`, where `copies_constants`
 // says so of the operator that made the copy. To be called while that memory is still what the copy
-// would read. Changes images only: returns the nodes (indices) whose parameters in the graph are to
-// be set. Throws DriverError.
+// would read; copies by several operators from the same memory are left alone. Changes images only:
+// returns the nodes (indices) whose parameters in the graph are to be set. Throws DriverError.
 std::vector<uint32_t> keep_host_constants(
     const Driver& driver, Recording& recording, HostConstants& constants,
     const std::function<bool(const Operator&)>& copies_constants);

@@ -118,5 +118,54 @@ TEST_F(HostConstantsTest, EqualBytesAreKeptOnce) {
   EXPECT_EQ(constants.ranges().size(), 2);
 }
 
+TEST_F(HostConstantsTest, MemoryThatTwoOperatorsWereGivenIsLeftAlone) {
+  const std::span<float> shared = pinned(0);
+  recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    uint64_t result = s.inputs[0];
+    for (const float value : {5.0F, 6.0F}) {  // two tables, one after the other
+      std::ranges::fill(shared, value);
+      const uint64_t on_device = s.pool.allocate(kBytes);
+      PYGRAPH_CHECK(driver, copy_to_device_async(on_device, shared.data(), kBytes, s.stream));
+      const uint64_t sum = s.pool.allocate(kBytes);
+      device.add(s.stream, sum, result, on_device, kCount);
+      result = sum;
+    }
+    return std::vector{result};
+  });
+  for (Recording* recording : {&recordings.first, &recordings.second}) {
+    recording->operators = {{.name = "my::op", .last = 1},
+                            {.name = "my::op", .first = 2, .last = 3}};
+  }
+  EXPECT_EQ(keep(), 0);
+}
+
+TEST_F(HostConstantsTest, RowsThatAreNotTheFirstAreLeftAlone) {
+  record({5, 5});
+  for (Recording* recording : {&recordings.first, &recordings.second}) {
+    for (Node& node : recording->nodes) {
+      if (node.kind == NodeKind::kMemcpy) {
+        reinterpret_cast<abi::Memcpy3D*>(node.image.data())->src_y = 1;
+      }
+    }
+  }
+  EXPECT_EQ(keep(), 0);
+}
+
+TEST_F(HostConstantsTest, MemoryIsBounded) {
+  constexpr size_t kTable = size_t{1} << 20;
+  void* memory = nullptr;
+  PYGRAPH_CHECK(driver, memory_allocate_host(&memory, kTable, 0));
+  const std::span table(static_cast<std::byte*>(memory), kTable);
+  const void* first = constants.keep(table);
+  for (int i = 1; i < 64; ++i) {
+    table.front() = std::byte(i);
+    EXPECT_NE(constants.keep(table), nullptr);
+  }
+  table.front() = std::byte(64);
+  EXPECT_EQ(constants.keep(table), nullptr);
+  table.front() = std::byte(0);
+  EXPECT_EQ(constants.keep(table), first);
+}
+
 }  // namespace
 }  // namespace pygraph::testing
