@@ -98,9 +98,9 @@ def observed_call(
     results, spec = pytree.tree_flatten(result)
     used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
-    seen = Observation(
-        pytree.tree_unflatten(results, spec), Form(spec, kinds_of(results), used), before
-    )
+    if used:
+        result = pytree.tree_unflatten(results, spec)
+    seen = Observation(result, Form(spec, kinds_of(results), used), before)
     seen.effects = sorted(output)
     if layouts_of(arguments) != layouts:
         seen.effects.append("a tensor that is passed to it, beyond its contents")
@@ -114,6 +114,8 @@ def observed_call(
             seen.refusal = uncapturable[0]
         elif unfit_result(results):
             seen.refusal = unfit_result(results)
+        elif _returns_its_own(result, seen.host):
+            seen.refusal = "it returns a list or a dictionary that it keeps; return a copy"
     except Exception as error:  # of what the walk has met; the call is made
         seen.refusal = runtime.first_line(error) or type(error).__name__
     return seen
@@ -155,6 +157,21 @@ def _look_back(
         # A container that the call has filled and replaced is kept by nothing but this.
         before.forget()
         seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
+
+
+def _returns_its_own(result: Any, host: HostState) -> bool:
+    """Whether a container of the result is one that the callable reaches, which a replay's is not."""
+    own = {id(d) for d, _, _ in host.found.dicts} | set(map(id, host.found.lists))
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (list, tuple)):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        if id(value) in own:
+            return True
+    return False
 
 
 def _share_memory(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
