@@ -130,9 +130,11 @@ def test_exceptions_by_flag(partitions: Any) -> None:
     assert replays(partitions) > 3
 
 
-def test_threads(running: Any) -> None:
+def test_threads(partitions: Any) -> None:
     o = Plain(scale=2.0)
     g = pygraph.graph(lambda x: x * o.scale)
+    for _ in range(8):
+        g(X)
     errors = []
 
     def run(seed: Any) -> Any:
