@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
+#include "callables/autograd_graph.h"
 #include "callables/call_observer.h"
 #include "callables/host_watch.h"
 #include "callables/state.h"
@@ -118,6 +119,26 @@ void bind_state(py::module_& m) {
       .def("undo", &StorageExchange::undo);
 }
 
+void bind_autograd_graph(py::module_& m) {
+  // What is reached, whether anything else is, and a node with a hook.
+  m.def("survey_graph", [](const py::list& results, const py::list& ends) {
+    const GraphSurvey survey = survey_graph(tensors_of(results), tensors_of(ends));
+    return py::make_tuple(survey.reached, survey.reaches_others, survey.hooked);
+  });
+  m.def("reroute_graph",
+        [](const py::list& results, const py::list& ends, const py::list& instead) {
+          reroute_graph(tensors_of(results), tensors_of(ends), tensors_of(instead));
+        });
+  m.def("lead_gradients", [](const py::object& tensor, const py::object& leaf) {
+    lead_gradients(THPVariable_Unpack(tensor.ptr()), THPVariable_Unpack(leaf.ptr()));
+  });
+  py::class_<FreshAccumulators>(m, "FreshAccumulators")
+      .def(py::init([](const py::list& leaves) {
+        return std::make_unique<FreshAccumulators>(tensors_of(leaves));
+      }))
+      .def("undo", &FreshAccumulators::undo);
+}
+
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
@@ -154,6 +175,7 @@ void bind_host_watch(py::module_& m) {
 void bind_callables(py::module_& m) {
   bind_observer(m);
   bind_state(m);
+  bind_autograd_graph(m);
   bind_host_watch(m);
 }
 

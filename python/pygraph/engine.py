@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GivenAway = _engine.GivenAway
         GraphedCallable = _engine.GraphedCallable
         FreeObserver = _engine.FreeObserver
+        FreshAccumulators = _engine.FreshAccumulators
         HostWatch = _engine.HostWatch
         NotGivenAway = _engine.NotGivenAway
         NotRelocatable = _engine.NotRelocatable
@@ -51,14 +52,17 @@ if TYPE_CHECKING:
         given_away = staticmethod(_engine.given_away)
         graphed_callable = staticmethod(_engine.graphed_callable)
         has_transform_wrapper = staticmethod(_engine.has_transform_wrapper)
+        lead_gradients = staticmethod(_engine.lead_gradients)
         memory_of = staticmethod(_engine.memory_of)
         module_call = staticmethod(_engine.module_call)
         new_stream = staticmethod(_engine.new_stream)
         parameter_loader = staticmethod(_engine.parameter_loader)
         pause = staticmethod(_engine.pause)
         remove_graph = staticmethod(_engine.remove_graph)
+        reroute_graph = staticmethod(_engine.reroute_graph)
         saved_hooks_guard = staticmethod(_engine.saved_hooks_guard)
         signature = staticmethod(_engine.signature)
+        survey_graph = staticmethod(_engine.survey_graph)
         wait = staticmethod(_engine.wait)
         waiting_seconds = staticmethod(_engine.waiting_seconds)
         whole_graph_callable = staticmethod(_engine.whole_graph_callable)

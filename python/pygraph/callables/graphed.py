@@ -84,7 +84,7 @@ class Graphed:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = take_apart(args, kwargs)
-        if arguments is None or self._is_refused(arguments) or not self._fits_rules(arguments):
+        if arguments is None or self._is_refused(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -104,13 +104,6 @@ class Graphed:
         if variant.is_shared_by(arguments):
             return self._function(*args, **kwargs)
         return variant.call(arguments, lambda: self._function(*args, **kwargs))
-
-    def _fits_rules(self, arguments: Arguments) -> bool:
-        """Whether such a call can have a graph, by its arguments. If not, it is refused."""
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments.tensors):
-            self._refuse(arguments, "an argument requires a gradient; pass it detached")
-            return False
-        return True
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
@@ -235,8 +228,14 @@ class Graphed:
             found[key] = Entry()
             found[key].refuse(reason, 0)
         with self._lock:
-            waiting = [v for of in self._variants.values() for v in of if v.partition is None]
-        return found | {id(variant): Entry() for variant in waiting}
+            variants = [v for of in self._variants.values() for v in of]
+        for variant in variants:
+            if variant.reason:
+                found[id(variant)] = Entry()
+                found[id(variant)].refuse(variant.reason, 0)
+            elif variant.partition is None:
+                found[id(variant)] = Entry()
+        return found
 
 
 def _why_not() -> str | None:

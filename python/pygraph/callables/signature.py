@@ -51,7 +51,7 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | Non
         else:
             objects[f"argument {i}"] = leaf
             places.append((object, id(leaf)))
-    key = (spec, tuple(places), _modes())
+    key = (spec, tuple(places), modes())
     try:
         hash(key)
     except TypeError:
@@ -84,7 +84,7 @@ def layouts_of(arguments: Arguments) -> list[Any]:
     ]
 
 
-def _modes() -> Hashable:
+def modes() -> Hashable:
     """PyTorch's, of this thread, that Python and operators obey, and that are no switches of the
     engine's (bindings/tensors/switches.h)."""
     return (

@@ -64,6 +64,7 @@ class Surroundings:
         self.state = state
         self.gradients = gradients
         self.groups = groups
+        self.device = device
         self.followed = followed_groups(groups)
         self.rates = Rates(self.followed, device)
         self.tensors = [gradient.tensor for gradient in gradients]
@@ -75,6 +76,13 @@ class Surroundings:
         """Gradients from before that the callable uses, as they are now."""
         found = [tensor.grad for tensor in self._used]
         return [gradient for gradient in found if gradient is not None]
+
+    def owners(self) -> dict[int, torch.Tensor]:
+        """By storage of the state: a tensor of the program's that has it."""
+        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
+        by_address = {_flat(tensor).data_ptr(): tensor for tensor in reversed(found)}
+        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
+        return {i: by_address[address] for i, address in numbered if address in by_address}
 
 
 class StepFunction:
@@ -123,16 +131,21 @@ class StepFunction:
             self._call.inputs = self._call.make = None
             self._call.result = None
 
-    def result(self, outputs: Any) -> tuple[Any, bool]:
-        """The result of the call under way, and whether the callable itself has made it."""
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a replay has made the call under way, and not the callable itself."""
+        return self._call.result is None
+
+    def result(self, outputs: Any) -> Any:
+        """The result of the call under way."""
         if self._call.result is not None:
-            return self._call.result[0], True
+            return self._call.result[0]
         count = len(self._form.kinds)
         for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
             tensor.grad = gradient
         for tensor in self._around.cleared:
             tensor.grad = None
-        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
+        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec)
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
@@ -154,12 +167,17 @@ class StepFunction:
         args, kwargs = put_together(self._example, given[: self._tensor_count])
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
         leaves = self._detached(leaves)
+        self._check_form(leaves, spec)
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise NotGraphable("a result requires a gradient, which none did before")
+        return self._outputs(leaves)
+
+    def _check_form(self, leaves: list[Any], spec: Any) -> None:
         failure = unfit_result(leaves)
         if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
             failure = "it returns another structure than it did before"
         if failure:
             raise NotGraphable(failure)
-        return self._outputs(leaves)
 
     def _detached(self, leaves: list[Any]) -> list[Any]:
         positions = self._form.detached

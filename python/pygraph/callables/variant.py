@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.callables.backward_function import Backwards
+from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.fused_optimizers import followed_groups, fused_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
@@ -83,10 +85,15 @@ class Variant:
             return
         groups = fused_groups(seen.host.found.optimizers)
         around = Surroundings(seen.host, seen.state, seen.gradients, groups, device)
-        step = StepFunction(self._function, arguments, around, seen.form)
+        step: StepFunction
+        if seen.form.is_differentiable:
+            backwards = Backwards(self.name, around, self._options)
+            step = ForwardFunction(self._function, arguments, around, seen.form, backwards)
+        else:
+            step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
             name=self.name,
-            kind="inference",
+            kind="forward" if seen.form.is_differentiable else "inference",
             device=device.index or 0,
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
@@ -94,6 +101,7 @@ class Variant:
             mutated=frozenset(),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
+            saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
         )
         self._around, self._step, self._pattern = around, step, pattern
@@ -131,13 +139,20 @@ class Variant:
     def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
         """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
-        inputs = self._step.inputs(arguments)
-        with self._step.calling(make, inputs):
+        step = self._step
+        if isinstance(step, ForwardFunction) and (step.refusal or _hooks_are_active()):
+            return make()
+        inputs = step.inputs(arguments)
+        with step.calling(make, inputs):
             outputs = self.partition.callable(inputs)
-            result, is_own = self._step.result(outputs)
-        if not is_own:
-            self._tell_autograd(arguments)
-        return result
+            if step.is_replayed:
+                self._tell_autograd(arguments)
+            return step.result(outputs)
+
+    @property
+    def reason(self) -> str:
+        """Why calls that it fits run as they are, if that was found after they were observed."""
+        return self._step.refusal if isinstance(self._step, ForwardFunction) else ""
 
     def _tell_autograd(self, arguments: Arguments) -> None:
         """Python would have counted the versions of what is written."""
@@ -147,10 +162,17 @@ class Variant:
             first, end = self._step.state_positions.start, self._step.state_positions.stop
             self._written_state = [i - first for i in self._written if first <= i < end]
             self._written_arguments = [i for i in self._written if i < first]
+            if isinstance(self._step, ForwardFunction):
+                self._step.written = frozenset(self._written_state)
         self._around.state.bump_versions(self._written_state)
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
                 torch.autograd.graph.increment_version(arguments.tensors[i])
+
+
+def _hooks_are_active() -> bool:
+    """Hooks for saved tensors around the call, such as checkpointing's: they see what is saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def host_state(roots: dict[str, Any]) -> HostState:
