@@ -56,7 +56,7 @@ class _Tape(TorchDispatchMode):
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and self._refer(leaf)[0] == "constant":
                 self._born[leaf.untyped_storage().data_ptr()] = len(self._born)
-                self._alive.append(leaf)  # so that its address stays its own
+                self._alive.append(leaf.detach())  # its memory: so its address stays its own
         made = refer(out)
         self.steps.append((func, *given, made))
         return out

@@ -280,7 +280,7 @@ def _without_graph(leaves: list[Any]) -> list[Any]:
     known: dict[int, Any] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            known[id(leaf)] = leaf.detach()
+            known[id(leaf)] = leaf.data  # not detach(): that is a view, to which nobody may write
     return [known.get(id(leaf), leaf) for leaf in leaves]
 
 

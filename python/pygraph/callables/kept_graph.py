@@ -90,7 +90,7 @@ def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structu
     repeated = {i: first[id(x)] for i, x in tensors.items() if first[id(x)] != i}
     results = [i for i, x in tensors.items() if x.requires_grad and i not in repeated]
     reached, reaches_others, hooked = runtime.engine().survey_graph([leaves[i] for i in results], ends)
-    if reaches_others:
+    if reaches_others or any(leaves[i].is_leaf for i in results):
         raise NotGraphable("gradients flow through it to a tensor that cannot be found")
     if hooked:
         raise NotGraphable(f"a hook waits for a gradient inside of it, at {hooked}")

@@ -147,7 +147,7 @@ def _look_back(
     state = seen.state = runtime.engine().State(observer, reachable, excluded, device)
     if _share_memory(arguments.tensors, reachable):
         seen.refusal = "an argument shares memory with what it reaches"
-    elif any(t.requires_grad for t in arguments.tensors) and observer.backward_nodes:
+    elif observer.backward_nodes and any(_has_gradient(t) for t in arguments.tensors):
         seen.refusal = "an argument requires a gradient; pass it detached"
     elif observer.unknown:
         seen.refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
@@ -166,10 +166,17 @@ def _not_differentiable(seen: Observation, before: HostState, observer: Any) -> 
     """Why a callable cannot have a graph inside of a differentiated program; empty if it may."""
     if any(gradient.is_used or gradient.after != "kept" for gradient in seen.gradients):
         return "it sets gradients, and returns a result that requires one; make two callables of it"
+    if any(t.requires_grad and t.is_leaf for t in tensors_in(seen.result)):
+        return "a result that requires a gradient is no function of anything that does"
     for path, tensor in before.found.tensors.items():
         if tensor.grad_fn is not None and observer.has_used(tensor):
             return f"it uses {path}, which has a history of its own in autograd; pass it as an argument"
     return ""
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a backward in the call may have added to a gradient of an argument's."""
+    return tensor.requires_grad and tensor.is_leaf and tensor.grad is not None
 
 
 def _versions(arguments: Arguments) -> list[int]:
