@@ -168,6 +168,7 @@ class ForwardFunction(StepFunction):
         known = expected.places if expected is not None else ()
         found = take_out(handles, arguments, self._state_tensors, device, known)
         structure = kept_graph.survey(leaves, ends, found)
+        structure.python |= saved.recomputes
         before = expected if expected is not None else self.structures.get(key)
         if before is not None and before != structure:
             raise NotGraphable(_OTHER)

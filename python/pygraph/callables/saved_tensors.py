@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from pygraph import runtime
 from pygraph.callables.step_function import NotGraphable
 
 ARGUMENT, STATE, MADE, EMPTY, CONSTANT = "argument", "state", "made", "empty", "constant"
+
+
+_CHECKPOINTING = (torch.utils.checkpoint.__file__,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +67,11 @@ _run = threading.local()  # `tensors`: by place, while a graph is run again in t
 
 
 class SavedTensors:
-    """Those of one call. Not thread-safe."""
+    """Those of one call. recomputes: whether checkpointing has saved some, whose backward runs Python.
+    Not thread-safe."""
 
     def __init__(self) -> None:
+        self.recomputes = False
         self._handles: list[weakref.ref[Handle]] = []
 
     @contextlib.contextmanager
@@ -73,6 +80,10 @@ class SavedTensors:
             yield
 
     def _pack(self, tensor: torch.Tensor) -> Handle:
+        # (Checkpointing has a node for what it saves, which does not show in the graph.)
+        caller = sys._getframe(1)
+        for frame in (caller, caller.f_back):
+            self.recomputes |= frame is not None and frame.f_code.co_filename in _CHECKPOINTING
         handle = Handle(tensor)
         self._handles.append(weakref.ref(handle))
         return handle
