@@ -118,7 +118,7 @@ def test_custom_functions(gradients: Any) -> None:
     try:
         Scaled.factor = 3.0
         pair.steps(14, 3, 4)
-        runs = [run(x := torch.ones(3, 4)).sum() for run in (pair.plain, pair.run)]
+        runs = [run(torch.ones(3, 4)).sum() for run in (pair.plain, pair.run)]
         Scaled.factor = 5.0  # between forward and backward
         for loss in runs:
             loss.backward()

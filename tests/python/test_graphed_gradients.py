@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-import pygraph
-
-from .gradient_programs import Pair, assert_alike, inputs, reasons, replays
+from .gradient_programs import Pair, reasons, replays
 
 
 def served(partitions: Any, forward: int = 3, backward: int = 3) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 import pygraph
 
-from .graphed_programs import batches, reason, replays
+from .graphed_programs import reason, replays
 
 
 def test_a_counter_in_the_step_is_named(partitions: Any) -> None:

@@ -271,8 +271,8 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     on the host that can be seen (``pygraph.stats()`` tells what), and a call has none if what the
     function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
 
-    Results must not require gradients, unless their backward is run in the call: such results come
-    detached. Options are those of the backend without the prefix: ``select``, ``audit``,
+    Gradients flow through it: where results require gradients, the backward gets graphs, too. Results
+    whose backward is run in the call come detached. Options are those of the backend without the prefix: ``select``, ``audit``,
     ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
     Without a GPU, and in every case that is not understood, the function is called as it is. So it is
     in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
