@@ -24,7 +24,6 @@ from pygraph.callables import kept_graph
 from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.saved_tensors import ARGUMENT, STATE
-from pygraph.callables.signature import modes
 from pygraph.callables.step_function import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
@@ -166,7 +165,7 @@ class Backwards:
     def _find(
         self, structure: Structure, pattern: _Pattern
     ) -> tuple[BackwardFunction, Partition | None]:
-        key = (id(structure), pattern, modes())
+        key = (id(structure), pattern, runtime.engine().modes())
         found = self._known.get(key)
         if found is not None:
             return found

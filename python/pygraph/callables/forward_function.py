@@ -16,9 +16,8 @@ function or checkpointing keeps elsewhere keeps the callable uncaptured.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,33 +69,34 @@ class ForwardFunction(StepFunction):
         needing = [*self._parameters, *(t for t in arguments.tensors if t.requires_grad)]
         self._atoms = {t.dtype: torch.zeros((), dtype=t.dtype, device=around.device) for t in needing}
 
-    @property
-    def is_replayed(self) -> bool:
-        return self._call.result is None and self._call.structure is None
+    def call(
+        self,
+        graphed: Callable[[list[Any]], Any],
+        arguments: Arguments,
+        make: Callable[[], Any],
+        tell_replayed: Callable[[Arguments], None],
+    ) -> Any:
+        self._call.structure = None
+        try:
+            return super().call(graphed, arguments, make, tell_replayed)
+        finally:
+            self._call.structure = None
 
-    def result(self, outputs: Any) -> Any:
-        if self._call.result is not None:
-            return self._call.result[0]
+    @property
+    def _is_replayed(self) -> bool:
+        return self._call.structure is None
+
+    def _result(self, outputs: Any) -> Any:
         structure = self._call.structure
         if structure is None:
-            structure = self.structures[self._key(self._call.inputs[: self._tensor_count])]
+            structure = self.structures[self._key(self._call.arguments.tensors)]
         count = len(self._form.kinds)
-        leaves = self._attach(structure, list(outputs[:count]), outputs[count:])
-        return pytree.tree_unflatten(leaves, self._form.spec)
-
-    @contextlib.contextmanager
-    def calling(self, call: Callable[[], Any], inputs: list[Any]) -> Iterator[None]:
-        self._call.structure = None
-        with super().calling(call, inputs):
-            try:
-                yield
-            finally:
-                self._call.structure = None
+        return self._unflatten(self._attach(structure, list(outputs[:count]), outputs[count:]))
 
     # The three ways.
 
     def _make_call(self) -> tuple[Any, ...]:
-        arguments = self._call.inputs[: self._tensor_count]
+        arguments = self._call.arguments.tensors
         expected = self.structures.get(self._key(arguments)) if runtime.is_compared() else None
         if expected is None:
             leaves, spec = pytree.tree_flatten(self._call.make())
@@ -204,7 +204,7 @@ class ForwardFunction(StepFunction):
 
     def _attach(self, structure: Structure, leaves: list[Any], made: Sequence[Any]) -> list[Any]:
         """Gives results their node in the program's graph."""
-        arguments = self._call.inputs[: self._tensor_count]
+        arguments = self._call.arguments.tensors
         sources = [*(arguments[i] for i in self._differentiable), *self._parameters]
         # Autograd is to notice where the program writes to what the backward needs.
         watched = [leaves[i] for i in structure.checked]

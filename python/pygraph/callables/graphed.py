@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from pygraph import options, runtime
+from pygraph import observations, options, runtime
 from pygraph.callables.host_state import HostState
-from pygraph.callables.signature import Arguments, take_apart
+from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant, host_state
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -53,8 +53,12 @@ class Graphed:
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self._start()
         runtime.partitions.add(self)
+        observation = observations.current()
+        if observation is not None:
+            observation.partitions.append(self)
 
     def _start(self) -> None:
+        self._forms = Forms()  # of arguments that variants have served
         self._variants: dict[Any, list[Variant]] = {}
         self._refused: dict[Any, tuple[str, Any]] = {}
         self._strangers = 0
@@ -68,6 +72,10 @@ class Graphed:
             self._start()
         del dropped  # the graphs' end may run other code
 
+    def anew(self) -> Graphed:
+        """The same callable with the same options, and no graphs yet."""
+        return Graphed(self._function, self._options)
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is its first argument."""
         return self if instance is None else types.MethodType(self, instance)
@@ -76,19 +84,25 @@ class Graphed:
         if getattr(_inside, "is_calling", False) or not _may_be_served():
             return self._function(*args, **kwargs)
         _inside.is_calling = True
+        drawing = None
         try:
-            with runtime.drawing():
-                return self._call(args, kwargs)
+            drawing = runtime.begin_drawing()  # the thread is part of no capture
+            return self._call(args, kwargs)
         finally:
             _inside.is_calling = False
+            if drawing is not None:
+                drawing.release()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = take_apart(args, kwargs)
+        known = self._forms.take_apart(args, kwargs)
+        arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None or self._is_refused(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
             if variant.host is not None and variant.fits(arguments) and variant.host.holds():
+                if known is None:
+                    self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._function(*args, **kwargs)  # another thread observes a call
@@ -250,9 +264,7 @@ def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
     if _why_not() is not None or torch.compiler.is_compiling():
         return False
-    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    if torch._C._len_torch_function_stack() > 0 or torch._C._functorch.peek_interpreter_stack():
+    if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
         return False
     if torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
@@ -272,8 +284,9 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
 
     Gradients flow through it: where results require gradients, the backward gets graphs, too. Results
-    whose backward is run in the call come detached. Options are those of the backend without the prefix: ``select``, ``audit``,
-    ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
+    whose backward is run in the call come detached. Options are those of the backend without the
+    prefix: ``select``, ``audit``, ``max_graphs``, ``lanes`` (1 unless given),
+    ``record_capacity_gib``. Raises ValueError for others.
     Without a GPU, and in every case that is not understood, the function is called as it is. So it is
     in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
     on a GPU.

@@ -18,6 +18,7 @@ from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.fused_optimizers import followed_groups, fused_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
+from pygraph.callables.rate_names import rate_names
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction, Surroundings
 from pygraph.options import Options
@@ -58,6 +59,7 @@ class Variant:
         groups = fused_groups(before.found.optimizers)
         rates = [group["lr"] for group in groups]
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             lambda: self._function(*args, **kwargs),
             lambda: not is_same_structure(arguments, args, kwargs),
@@ -103,6 +105,7 @@ class Variant:
             on_host=frozenset(),
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
+            followed=rate_names(seen.host.found.optimizers, around.followed),
         )
         self._around, self._step, self._pattern = around, step, pattern
         self.partition = Partition(step, info, self._options)
@@ -117,7 +120,7 @@ class Variant:
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
-        return bool(runtime.engine().gradient_pattern(around.tensors) == self._pattern)
+        return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments share memory with each other or with what the variant uses: a recording's
@@ -142,12 +145,7 @@ class Variant:
         step = self._step
         if isinstance(step, ForwardFunction) and (step.refusal or _hooks_are_active()):
             return make()
-        inputs = step.inputs(arguments)
-        with step.calling(make, inputs):
-            outputs = self.partition.callable(inputs)
-            if step.is_replayed:
-                self._tell_autograd(arguments)
-            return step.result(outputs)
+        return step.call(self.partition.callable, arguments, make, self._tell_autograd)
 
     @property
     def reason(self) -> str:

@@ -37,6 +37,7 @@ class PartitionInfo:
     saved_from: int | None = None  # outputs from here on, which only backward will see, too
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
+    followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
 
     @property
     def is_backward(self) -> bool:
