@@ -94,6 +94,7 @@ void bind_state(py::module_& m) {
       }))
       .def("tensors", [](const State& state) { return wrap(state.tensors()); })
       .def_property_readonly("unowned", &State::unowned)
+      .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
       .def("is_shared_by",
            [](const State& state, const py::list& tensors) {

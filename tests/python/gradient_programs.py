@@ -104,4 +104,5 @@ def assert_alike(a: Any, b: Any, what: str = "a result") -> None:
             assert x == y, what
             continue
         assert x.dtype == y.dtype and x.shape == y.shape and x.requires_grad == y.requires_grad, what
-        assert torch.equal(x, y) or (x.isnan() == y.isnan()).all(), f"{what}: {x} for {y}"
+        is_same = torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+        assert is_same, f"{what}: {x} for {y}"

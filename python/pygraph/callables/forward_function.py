@@ -59,7 +59,7 @@ class ForwardFunction(StepFunction):
         super().__init__(function, arguments, around, form)
         self.refusal = ""
         self.structures: dict[Any, Structure] = {}
-        self.written: frozenset[int] = frozenset()
+        self.written = frozenset(around.state.written)
         self._backwards = backwards
         backwards.refuse = self.refuse
         self._parameters = around.tensors

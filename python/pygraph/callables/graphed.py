@@ -262,6 +262,8 @@ def _why_not() -> str | None:
 
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
+    if torch.autograd.forward_ad._current_level >= 0:  # tensors may have tangents
+        return False
     if _why_not() is not None or torch.compiler.is_compiling():
         return False
     if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():

@@ -94,7 +94,7 @@ def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structu
         raise NotGraphable("gradients flow through it to a tensor that cannot be found")
     if hooked:
         raise NotGraphable(f"a hook waits for a gradient inside of it, at {hooked}")
-    names = _python_nodes([leaves[i].grad_fn for i in results], [ends[i] for i in reached])
+    names = _names_of_python([leaves[i] for i in results])
     if any("CompiledFunction" in name for name in names):
         raise NotGraphable("a compiled function inside of it has a backward of its own")
     _check_memory(leaves, results)
@@ -112,18 +112,24 @@ def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structu
     )
 
 
-def _python_nodes(roots: Sequence[Any], ends: list[torch.Tensor]) -> set[str]:
-    """Names of the nodes whose backward is written in Python."""
-    stop = {id(end.grad_fn) for end in ends if end.grad_fn is not None}
-    pending, seen, names = [root for root in roots if root is not None], dict[int, Any](), set[str]()
+def _names_of_python(results: list[torch.Tensor]) -> set[str]:
+    """Of nodes whose backward is written in Python. Raises NotGraphable if gradients flow from one
+    result to another: what the program does to those would not be seen."""
+    edges = {(id(result.grad_fn), result.output_nr) for result in results}
+    pending = [result.grad_fn for result in results]
+    names = set[str]()
+    seen = {id(node): node for node in pending}
     while pending:
         node = pending.pop()
-        if id(node) in seen or id(node) in stop:
-            continue
-        seen[id(node)] = node
+        assert node is not None
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             names.add(type(node).__name__)
-        pending.extend(of for of, _ in node.next_functions if of is not None)
+        for following, number in node.next_functions:
+            if (id(following), number) in edges:
+                raise NotGraphable("a result is computed from another one, and both require gradients")
+            if following is not None and id(following) not in seen:
+                seen[id(following)] = following
+                pending.append(following)
     return names
 
 

@@ -161,7 +161,7 @@ class Variant:
             self._written_state = [i - first for i in self._written if first <= i < end]
             self._written_arguments = [i for i in self._written if i < first]
             if isinstance(self._step, ForwardFunction):
-                self._step.written = frozenset(self._written_state)
+                self._step.written |= frozenset(self._written_state)
         self._around.state.bump_versions(self._written_state)
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
