@@ -82,7 +82,7 @@ class Reachable:
     instances: list[Any] = dataclasses.field(default_factory=list)
     classes: list[type] = dataclasses.field(default_factory=list)
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+    optimizers: dict[str, torch.optim.Optimizer] = dataclasses.field(default_factory=dict)
 
 
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
@@ -314,7 +314,7 @@ class _Walk:
         if type_.__module__ != "builtins" and self._is_new(type_):
             self._visit_class(type_, type_.__name__)
         if isinstance(value, torch.optim.Optimizer):
-            self.found.optimizers.append(value)
+            self.found.optimizers[path] = value
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self.found.instances.append(value)
