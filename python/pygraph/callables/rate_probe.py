@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph.callables.optimizer_forms import is_of_pytorch
+
 # What a kernel may read. The GPU's fused kernels take the first, the CPU's compute in the second.
 _DTYPES = (torch.float32, torch.float64)
 _RATES = (0.1, 0.3, 0.0123, 0.77, 1.0 / 7.0, 0.9, 0.031, 0.567, 0.21, 0.0789)
@@ -50,7 +52,7 @@ class _NoReads(TorchDispatchMode):
 def taken_by(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Taken | None:
     """What the group's rate may be in place of a float; None for nothing else. Not while capturing."""
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim.") or group.get("differentiable"):
+    if not is_of_pytorch(optimizer) or group.get("differentiable"):
         return None
     options = _options(optimizer, group)
     parameters = {(parameter.device, parameter.dtype) for parameter in group["params"]}
