@@ -115,3 +115,31 @@ def test_other_modes_of_a_model_have_graphs_of_their_own(partitions: Any) -> Non
                 assert torch.equal(function(x), other(x))
     assert len(partitions.all) == 2
     assert_same(list(model.state_dict().values()), list(other.state_dict().values()))
+
+
+def test_a_scaler_and_a_fused_optimizer_are_in_the_step(partitions: Any) -> None:
+    """The scaler fills a dictionary in each step, and then replaces it."""
+
+    def scaled(at: Training) -> Any:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(at.model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(at.optimizer)
+            torch.nn.utils.clip_grad_norm_(at.model.parameters(), 1.0)
+            scaler.step(at.optimizer)
+            scaler.update()
+            at.optimizer.zero_grad()
+            return loss
+
+        return step
+
+    uncaptured, at = Training(adamw), Training(adamw)
+    plain, step = scaled(uncaptured), pygraph.graph(scaled(at))
+    for i, (x, y) in enumerate(batches(20)):
+        x = x * (torch.inf if i == 12 else 1)  # a step that must be skipped
+        assert torch.equal(step(x, y), plain(x, y).detach()) or i == 12
+        assert_same([t.nan_to_num() for t in at.state()], [t.nan_to_num() for t in uncaptured.state()])
+    assert replays(partitions) >= 5, reason()

@@ -101,6 +101,12 @@ class HostState:
         """The state of the same roots as it is now."""
         return HostState(self._roots, self._unwatched)
 
+    def forget(self) -> None:
+        """Keeps nothing alive any more. Not to be used afterwards."""
+        self.found, self._watch = Reachable(), runtime.engine().HostWatch()
+        self._probed.clear()
+        self._held.clear()
+
     def restore(self) -> None:
         """Puts back what dictionaries, lists and closures had. What was written to tensors, files or
         other objects stays."""

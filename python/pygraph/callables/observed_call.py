@@ -74,7 +74,7 @@ def observed_call(
     device: torch.device,
 ) -> Observation:
     """Makes the call. Raises what it raises. is_changed: tells afterwards whether the structure of the
-    arguments is another one. before: the host's state before the call."""
+    arguments is another one. before: the host's state before the call, of no use after it."""
     uncapturable: list[str] = []
 
     def note(name: str) -> None:
@@ -152,6 +152,8 @@ def _look_back(
         seen.refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
     else:
         known = [*tensors_in(seen.result), *new_gradients]
+        # A container that the call has filled and replaced is kept by nothing but this.
+        before.forget()
         seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
 
 

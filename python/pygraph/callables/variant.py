@@ -68,6 +68,7 @@ class Variant:
         rates = [rated.group["lr"] for rated in groups]
         counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             make,
             lambda: not is_same_structure(arguments, args, kwargs),
