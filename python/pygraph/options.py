@@ -52,8 +52,8 @@ class Options:
         (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
         which every program has the same result, "all" for those as well with which guards miss some
         changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
-    optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too, where
-        that is faster (pygraph/callables/optimizer_steps.py); "off": they run as they are.
+    optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too,
+        where that is faster (pygraph/callables/optimizer_steps.py); "off": they run as they are.
     warm_start: let AOTAutograd load a program from its cache, with its partitions
         (:mod:`pygraph.compile.warm_start`).
     record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording

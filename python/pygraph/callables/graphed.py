@@ -50,8 +50,8 @@ class Graphed:
         adapts: bool = False,
         level: int = logging.WARNING,
     ) -> None:
-        """adapts: whether optimizers may be given the form that a graph can hold. level: of the log, for
-        reasons."""
+        """adapts: whether optimizers may be given the form that a graph can hold. level: of the log,
+        for reasons."""
         self._function = function
         self._options = chosen
         self._adapts = adapts
@@ -203,8 +203,7 @@ class Graphed:
             if not self._resting:
                 what = changed[0] if changed else "what is passed to it"
                 advice = optimizer_forms.advice(what, now.found.optimizers)
-                self._resting = f"{what} differs from call to call" + (f"; {advice}" if advice else "")
-                self._note(self._resting)
+                self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
             return self._function(*args, **kwargs)
         # One whose tensors are gone never fits again, and must not keep them.
         kept = [
@@ -263,6 +262,13 @@ class Graphed:
     def has_given_up(self) -> bool:
         """Whether calls have been refused, or are no more observed."""
         return bool(self._resting or self._refused)
+
+    def give_up(self, reason: str) -> None:
+        """Calls are no more observed. Graphs that there are stay in use."""
+        with self._lock:
+            if not self._resting:
+                self._resting = reason
+                self._note(reason)
 
     def graphed_attributes(self) -> tuple[Any, ...]:
         """What the program has stored in attributes, as a function that counts its calls does."""

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
-_GROUP = re.compile(r"(?P<optimizer>.*?)\.?param_groups\[(?P<group>\d+)\]\['(?P<key>\w+)'\](?P<rest>.*)")
+_GROUP = re.compile(
+    r"(?P<optimizer>.*?)\.?param_groups\[(?P<group>\d+)\]\['(?P<key>\w+)'\](?P<rest>.*)"
+)
 
 
 def is_of_pytorch(optimizer: torch.optim.Optimizer) -> bool:
@@ -30,8 +32,8 @@ def can_be_captured_on(device: torch.device) -> bool:
 
 
 def adapt(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
-    """Makes PyTorch's optimizers capturable, and moves their step counts to the parameters' GPU. Returns
-    the names of the classes of those that were not. Fused ones need it not."""
+    """Makes PyTorch's optimizers capturable, and moves their step counts to the parameters' GPU.
+    Returns the names of the classes of those that were not. Fused ones need it not."""
     found = []
     for optimizer in optimizers:
         groups = [group for group in optimizer.param_groups if _is_to_adapt(group)]

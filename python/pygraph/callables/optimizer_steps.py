@@ -10,9 +10,9 @@ training. Such an optimizer gets an attribute ``step`` of its own, as schedulers
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
-A step with a closure, hooks, sparse or differentiable gradients runs as it is. So does every step of an
-optimizer that cannot have a graph, after its first steps have shown that; ``pygraph.stats()`` tells why.
-The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory is
+A step with a closure, hooks, sparse or differentiable gradients runs as it is. So does every step of
+an optimizer that cannot have a graph, after its first steps have shown that; ``pygraph.stats()`` tells
+why. The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory is
 therefore freed by the garbage collector.
 
 Thread-safe as optimizers are: one thread calls an optimizer's step.
@@ -38,6 +38,8 @@ from pygraph.callables.variant import device_of
 from pygraph.options import Options
 
 _SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an optimizer for one step
+
+_LOOKS_AT_MEMORY = 4  # steps in which it is asked whether gradients share memory; then a graph asks
 
 # Parameters of the programs that were compiled for training, with the options of the last one.
 _trained = WeakIdKeyDictionary()
@@ -90,6 +92,8 @@ def _options_for(optimizer: torch.optim.Optimizer) -> Options | None:
     """Of the program that has compiled one of its parameters. None for no such program, or for
     parameters that a graph cannot have."""
     parameters = _parameters(optimizer)
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return None
     device = device_of(parameters)
     if device is None or not all(p.device == device and _is_plain(p) for p in parameters):
         return None
@@ -108,10 +112,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _give_route(optimizer: Any, options: Options) -> None:
     before = optimizer.step
     own = optimizer.__dict__.get("step")  # a scheduler's, say
-    route = Route(optimizer, own if own is not None else type(optimizer).step, own is None, options)
+    function = own if own is not None else functools.partial(type(optimizer).step, optimizer)
+    route = Route(optimizer, function, options)
 
     @functools.wraps(before)
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
         return route.step(args, kwargs)
 
     step.pygraph_route = route  # type: ignore[attr-defined]
@@ -128,17 +135,13 @@ class Route:
     """The steps of one optimizer. Thread-safe as the optimizer is."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        function: Callable[..., Any],
-        takes_optimizer: bool,
-        options: Options,
+        self, optimizer: torch.optim.Optimizer, function: Callable[..., Any], options: Options
     ) -> None:
-        """function: makes a step as it was. takes_optimizer: whether it is the class's, and no method or
-        attribute of the optimizer."""
+        """function: makes a step as it was."""
         self._optimizer = optimizer
-        self._function = functools.partial(function, optimizer) if takes_optimizer else function
-        run = _step_function(optimizer, self._function)
+        self._function = function
+        self._looks_left = _LOOKS_AT_MEMORY
+        run = _step_function(optimizer, function)
         run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
         own = dataclasses.replace(options, lanes=1)
         self.graphed = Graphed(run, own, level=logging.INFO)
@@ -147,9 +150,16 @@ class Route:
         """Makes a step, by a graph where there is one."""
         if args or kwargs or self.graphed.has_given_up or self._has_hooks():
             return self._function(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
+            return self._function()
         gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
         if not any(g is not None for g in gradients) or not all(map(_is_usable, gradients)):
             return self._function()
+        if self._looks_left > 0:
+            self._looks_left -= 1
+            if _share_memory(gradients):
+                self.graphed.give_up("gradients share memory with each other")
+                return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes.pop(name) for name in _SCALER if name in attributes}
         try:
@@ -167,12 +177,18 @@ class Route:
         )
 
 
+def _share_memory(gradients: list[torch.Tensor | None]) -> bool:
+    """As those in the buckets of ``DistributedDataParallel`` do."""
+    addresses = [g.untyped_storage().data_ptr() for g in gradients if g is not None and g.numel() > 0]
+    return len(set(addresses)) < len(addresses)
+
+
 def _is_usable(gradient: torch.Tensor | None) -> bool:
     return gradient is None or (_is_plain(gradient) and not gradient.requires_grad)
 
 
 def _step_function(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Callable[..., Any]:
-    """A step as a function of gradients and of what GradScaler gives, which leaves both as they were."""
+    """A step as a function of gradients and of what GradScaler gives. It leaves both as they were."""
 
     def run(gradients: list[torch.Tensor | None], given: dict[str, Any]) -> Any:
         parameters = _parameters(optimizer)

@@ -40,7 +40,7 @@ class _Waits(RuntimeError):
     """The optimizer reads the rate back."""
 
 
-class _NoReads(TorchDispatchMode):
+class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where Python asks for the value of a tensor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +69,7 @@ def taken_by(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Taken |
 
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any] | None:
     """What distinguishes forms: switches, and which numbers are zero. None if there are tensors."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in optimizer.defaults:
         value = group.get(name)
         parts = value if isinstance(value, (tuple, list)) else (value,)
@@ -125,12 +125,14 @@ def _steps(
     generator = torch.Generator().manual_seed(0)
 
     def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype).to(device)
+        return (
+            torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            .to(dtype)
+            .to(device)
+        )
 
     with torch.inference_mode(False), torch.no_grad():
-        parameters = [
-            torch.nn.Parameter(values(shape, dtype)) for dtype in dtypes for shape in _SHAPES
-        ]
+        parameters = [torch.nn.Parameter(values(shape, dtype)) for dtype in dtypes for shape in _SHAPES]
         optimizer: Any = kind(parameters, lr=_RATES[0])  # type: ignore[call-arg]
         step = _step_of(kind)
         (group,) = optimizer.param_groups
@@ -146,7 +148,7 @@ def _steps(
                 step(optimizer)
                 continue
             group["lr"] = torch.full((), rate, dtype=rate_dtype, device=device)
-            with _NoReads():
+            with _NoReads():  # type: ignore[no-untyped-call]
                 step(optimizer)
     state = [value for of in optimizer.state.values() for value in of.values()]
     return [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]

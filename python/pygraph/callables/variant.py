@@ -58,8 +58,8 @@ class Variant:
         kwargs: dict[str, Any],
         make: Callable[[], Any],
     ) -> Any:
-        """Makes a call, uncaptured. Raises what it raises. before: the host's state now. make: makes the
-        call with ``args`` and ``kwargs``."""
+        """Makes a call, uncaptured. Raises what it raises. before: the host's state now. make: makes
+        the call with ``args`` and ``kwargs``."""
         device = device_of([*arguments.tensors, *before.found.tensors.values()])
         if device is None:
             self.refusal = "it has no tensors on a GPU"
@@ -176,7 +176,6 @@ class Variant:
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
                 torch.autograd.graph.increment_version(arguments.tensors[i])
-
 
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)

@@ -208,9 +208,9 @@ def _compile_with_graphs(
 def _note_training(inputs: Sequence[Any], config: BackendConfig) -> None:
     """Lets the steps of the program's optimizers have graphs, if it asks for them."""
     name = "optimizer_steps"
-    if name in config.own.patches and optimizer_steps.is_wanted(config.own):
-        if not torch_patches.provide(name):
-            optimizer_steps.note_program(inputs, config.own)
+    is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
+    if is_wanted and not torch_patches.provide(name):
+        optimizer_steps.note_program(inputs, config.own)
 
 
 def _loads_for_us(config: BackendConfig) -> bool:
