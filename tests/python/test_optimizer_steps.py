@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import pygraph
 from pygraph import options
 from pygraph.callables import optimizer_steps
+from pygraph.compile.backend import backend
 
 from . import frozen_world
 from .graphed_programs import assert_same, batches, reason, replays
@@ -445,3 +446,30 @@ def test_a_step_may_be_compiled(partitions: Any) -> None:
     torch._dynamo.reset()
     assert_trains_alike(train, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     torch._dynamo.reset()
+
+
+def test_a_program_that_the_backend_compiles_for_training_has_them(partitions: Any) -> None:
+    torch._dynamo.reset()
+    loop = Loop(adamw, graphs=False)
+    other = Loop(adamw, graphs=False)
+    loop.model.compile(backend=backend)
+    plainly(loop)
+    plainly(other)
+    torch._dynamo.reset()
+    assert hasattr(loop.optimizer.step, "pygraph_route")
+    assert not hasattr(other.optimizer.step, "pygraph_route")
+    (row,) = [row for row in pygraph.status().patches if row.name == "optimizer_steps"]
+    assert row.state == "active"
+    assert replays(partitions) > 5
+
+
+def test_a_program_for_inference_has_no_part_in_it(partitions: Any) -> None:
+    torch._dynamo.reset()
+    loop = Loop(adamw, graphs=False)
+    forward = torch.compile(loop.model.forward, backend=backend)
+    for x, _ in batches(3):
+        with torch.no_grad():
+            forward(x)
+    torch._dynamo.reset()
+    plainly(loop)
+    assert not hasattr(loop.optimizer.step, "pygraph_route")

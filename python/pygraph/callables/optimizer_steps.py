@@ -2,7 +2,7 @@
 
 A loop calls ``loss.backward()`` and ``optimizer.step()`` itself, so a compiled model has graphs for its
 forward and backward only. PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each
-step. It does nothing, and is replaced here (``optimizer_steps`` in torch_patches/table.py) by one that
+step. It does nothing, and is replaced here (``optimizer_steps`` in the table of patches) by one that
 looks whether the optimizer's parameters are those of a program that the backend has compiled for
 training. Such an optimizer gets an attribute ``step`` of its own, as schedulers give it one:
 
