@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import pygraph
 from pygraph import options
-from pygraph.callables import optimizer_steps
+from pygraph.callables import graphed, optimizer_steps
 from pygraph.compile.backend import backend
 
 from . import frozen_world
@@ -473,3 +473,21 @@ def test_a_program_for_inference_has_no_part_in_it(partitions: Any) -> None:
     torch._dynamo.reset()
     plainly(loop)
     assert not hasattr(loop.optimizer.step, "pygraph_route")
+
+
+def test_an_error_of_pygraphs_own_does_not_reach_the_program(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(loop: Loop) -> None:
+        for i, (x, y) in enumerate(batches(10)):
+            if i == 6:
+                monkeypatch.setattr(graphed, "take_apart", lambda *_: 1 / 0)
+            loop.step(x, y)
+        monkeypatch.undo()
+
+    expected, loop = Loop(adamw, graphs=False), Loop(adamw)
+    plain = batches(10)
+    for x, y in plain:
+        expected.step(x, y)
+    train(loop)
+    assert_same(loop.state(), expected.state())

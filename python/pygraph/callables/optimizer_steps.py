@@ -12,8 +12,8 @@ training. Such an optimizer gets an attribute ``step`` of its own, as schedulers
 
 A step with a closure, hooks, sparse or differentiable gradients runs as it is. So does every step of
 an optimizer that cannot have a graph, after its first steps have shown that; ``pygraph.stats()`` tells
-why. The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory is
-therefore freed by the garbage collector.
+why. The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory
+is therefore freed by the garbage collector.
 
 Thread-safe as optimizers are: one thread calls an optimizer's step.
 """
@@ -141,7 +141,8 @@ class Route:
         self._optimizer = optimizer
         self._function = function
         self._looks_left = _LOOKS_AT_MEMORY
-        run = _step_function(optimizer, function)
+        self._has_begun = False  # the step as it was, in the call under way
+        run = _step_function(optimizer, function, self)
         run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
         own = dataclasses.replace(options, lanes=1)
         self.graphed = Graphed(run, own, level=logging.INFO)
@@ -162,10 +163,19 @@ class Route:
                 return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes.pop(name) for name in _SCALER if name in attributes}
+        self._has_begun = False
         try:
             return self.graphed(gradients, given)
+        except Exception as error:
+            if self._has_begun:
+                raise  # the program's
+            self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
         finally:
             attributes.update(given)
+        return self._function()
+
+    def note_begin(self) -> None:
+        self._has_begun = True
 
     def _has_hooks(self) -> bool:
         optimizer = self._optimizer
@@ -187,7 +197,9 @@ def _is_usable(gradient: torch.Tensor | None) -> bool:
     return gradient is None or (_is_plain(gradient) and not gradient.requires_grad)
 
 
-def _step_function(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Callable[..., Any]:
+def _step_function(
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], route: Route
+) -> Callable[..., Any]:
     """A step as a function of gradients and of what GradScaler gives. It leaves both as they were."""
 
     def run(gradients: list[torch.Tensor | None], given: dict[str, Any]) -> Any:
@@ -199,6 +211,7 @@ def _step_function(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) ->
                     parameter.grad = gradient
             for name, value in given.items():
                 setattr(optimizer, name, value)
+            route.note_begin()
             return step()
         finally:
             for name in given:
