@@ -39,7 +39,8 @@ from pygraph.options import Options
 
 _SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an optimizer for one step
 
-_LOOKS_AT_MEMORY = 4  # steps in which it is asked whether gradients share memory; then a graph asks
+_KINDS = {torch.Tensor, type(None)}  # of gradients
+_LOOKS = 4  # steps whose gradients are looked at one by one
 
 # Parameters of the programs that were compiled for training, with the options of the last one.
 _trained = WeakIdKeyDictionary()
@@ -140,7 +141,7 @@ class Route:
         """function: makes a step as it was."""
         self._optimizer = optimizer
         self._function = function
-        self._looks_left = _LOOKS_AT_MEMORY
+        self._looks_left = _LOOKS
         self._has_begun = False  # the step as it was, in the call under way
         run = _step_function(optimizer, function, self)
         run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
@@ -154,13 +155,9 @@ class Route:
         if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
             return self._function()
         gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
-        if not any(g is not None for g in gradients) or not all(map(_is_usable, gradients)):
+        kinds = set(map(type, gradients))
+        if torch.Tensor not in kinds or not kinds <= _KINDS or not self._may_pass(gradients):
             return self._function()
-        if self._looks_left > 0:
-            self._looks_left -= 1
-            if _share_memory(gradients):
-                self.graphed.give_up("gradients share memory with each other")
-                return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes.pop(name) for name in _SCALER if name in attributes}
         self._has_begun = False
@@ -173,6 +170,19 @@ class Route:
         finally:
             attributes.update(given)
         return self._function()
+
+    def _may_pass(self, gradients: list[torch.Tensor | None]) -> bool:
+        """In the first steps: whether a graph can have such gradients. Later steps are compared with
+        these by the graph."""
+        if self._looks_left == 0:
+            return True
+        if not all(map(_is_usable, gradients)):
+            return False
+        self._looks_left -= 1
+        if _share_memory(gradients):
+            self.graphed.give_up("gradients share memory with each other")
+            return False
+        return True
 
     def note_begin(self) -> None:
         self._has_begun = True
