@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -103,12 +104,15 @@ def test_programs_that_draw_are_recorded_beside_each_other() -> None:
 
     for model in models:  # Dynamo compiles in one thread
         _in_thread(lambda model=model: run(model, 1))
-    threads = [threading.Thread(target=run, args=(model, 6)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == [] and len(captured()) >= len(models)
+    # One thread records at a time; the others' calls run uncaptured meanwhile.
+    end = time.monotonic() + 60
+    while len(captured()) < len(models) * len(sizes) and not errors and time.monotonic() < end:
+        threads = [threading.Thread(target=run, args=(model, 6)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == [] and len(captured()) == len(models) * len(sizes), pygraph.stats()
 
 
 def test_a_thread_that_draws_for_long_gets_no_error_from_a_recording() -> None:
@@ -364,6 +368,7 @@ def test_bounds_that_lie_beside_garbage_in_a_kernels_parameters() -> None:
     small = large / 100
     expected = function([large.clone()])
     keep = [torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    graphs = 0
     for _ in range(30):
         partition = Partition(function, info, Options(select="always"))
 
@@ -374,7 +379,10 @@ def test_bounds_that_lie_beside_garbage_in_a_kernels_parameters() -> None:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        assert captured(), pygraph.stats()
+        graphs += len(captured())
+        # The word may be the address of memory in use, whose life nobody knows.
+        assert all("memory that is no argument of its own" in reason for reason in refusals())
         for result, value in zip(partition.callable([large.clone()]), expected, strict=True):
             assert torch.equal(result, value)
+    assert graphs > 0, pygraph.stats()
     del keep

@@ -148,6 +148,7 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
         world.step("still_held")
         return world.held
 
+    monkeypatch.setattr(stream_capture, "_REGISTERS_GENERATORS", True)  # as of PyTorch 2.11
     monkeypatch.setattr(stream_capture, "_quiet_libraries", quiet)
     monkeypatch.setattr(stream_capture, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

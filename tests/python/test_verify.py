@@ -182,3 +182,24 @@ def test_writes_of_rehearsals_count_for_none_of_the_calls_tensors() -> None:
     x = torch.ones(4)
     _rehearsal(FakeGraph(), lambda args: [args[0].mul_(1) + 1], x).run_uncaptured([0])
     assert x._version == 0
+
+
+@pytest.mark.usefixtures("stream")
+def test_results_that_do_not_fit_beside_their_fingerprints_are_gone_before_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replayed: list[weakref.ref[torch.Tensor]] = []
+
+    def fingerprints(results: list[torch.Tensor]) -> list[int]:
+        replayed.extend(map(weakref.ref, results))
+        raise torch.OutOfMemoryError("of fingerprints")
+
+    def function(args: list[Any]) -> list[torch.Tensor]:
+        (x,) = args
+        args.clear()
+        assert replayed and all(result() is None for result in replayed)
+        return [x + 1]
+
+    monkeypatch.setattr(verify, "fingerprints", fingerprints)
+    result = verify.quick_check(_rehearsal(FakeGraph(), function))
+    assert result.failure == "verification ran out of memory"

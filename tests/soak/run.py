@@ -120,6 +120,9 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("PYGRAPH_SELECT", "always")  # every graph is used, and counted
     torch.backends.cudnn.deterministic = True
+    # PyTorch 2.11 to 2.15 move the code that a call has found to the front of a list which another
+    # thread may be searching: that one misses its code, and compiles again (docs/footguns.md).
+    torch._C._dynamo.eval_frame._set_lru_cache(False)
     if args.reference:
         _reference(args)
         return

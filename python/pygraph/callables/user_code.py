@@ -9,10 +9,14 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
+
+import functorch
+import torch
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -21,8 +25,11 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 def _libraries() -> tuple[str, ...]:
     """Folders of code that is not the program's: Python's library, installed packages, PyGraph."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = {os.path.realpath(sysconfig.get_paths()[name]) + os.sep for name in names}
-    return (*folders, _PACKAGE)
+    folders = [sysconfig.get_paths()[name] for name in names]
+    # Where `pip install --target` puts packages; and PyTorch, which may be used from its sources.
+    folders += [path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))]
+    packages = [str(Path(module.__file__).parent) for module in (torch, functorch) if module.__file__]
+    return (*(os.path.realpath(folder) + os.sep for folder in {*folders, *packages}), _PACKAGE)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("pygraph")
 
 
+# PyTorch 2.15 finds the generators that a capture uses by itself, and warns where one is named.
+_REGISTERS_GENERATORS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
+
 class PoolInUse(RuntimeError):
     """The capture's memory came from another pool, because the thread allocates from a pool of the
     program (torch.cuda.use_mem_pool). A later call may be recorded."""
@@ -70,7 +74,7 @@ class StreamCapture:
         sentinels: torch.Tensor | None = None
         with torch.cuda.stream(stream), _quiet_libraries(), custom_operators.reported():
             try:
-                for generator in self.generators:
+                for generator in self.generators if _REGISTERS_GENERATORS else ():
                     graph.register_generator_state(generator)
                 self.pair.begin(self.index, stream.cuda_stream)
                 graph.capture_begin(
@@ -117,6 +121,8 @@ class StreamCapture:
                 torch._C._cuda_endAllocateToPool(self.device, pool.id)
             if pool.use_count() > 1:
                 torch._C._cuda_releasePool(self.device, pool.id)
+            if not _REGISTERS_GENERATORS:
+                return
             with warnings.catch_warnings(), runtime.harmless("bringing generators back"):
                 warnings.simplefilter("ignore")
                 empty = torch.cuda.CUDAGraph()

@@ -99,10 +99,7 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
     failure, is_wrong = "", False
     in_bits = recording.graph.output_bytes <= LARGE_BYTES
     try:
-        replayed = rehearsal.replay(recording.graph, POISON_ONES)
-        bits = fingerprints(replayed)
-        seen = replayed if in_bits else bits
-        del replayed
+        seen, bits = _replay_once(rehearsal, in_bits)
         if recording.branched is not None:
             recording.use(_choose_layout(rehearsal, recording.graph, recording.branched, bits))
     except Exception as error:
@@ -117,6 +114,14 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
         return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
     except Exception as error:
         return Verification(outputs, _describe(error))
+
+
+def _replay_once(rehearsal: Rehearsal, in_bits: bool) -> tuple[Sequence[Any], list[int]]:
+    """Returns what is to be compared, the results or their fingerprints, and the fingerprints. A
+    function of its own so that nothing keeps the results where they do not fit beside fingerprints."""
+    replayed = rehearsal.replay(rehearsal.recording.graph, POISON_ONES)
+    bits = fingerprints(replayed)
+    return (replayed if in_bits else bits), bits
 
 
 def _choose_layout(
