@@ -448,7 +448,9 @@ def test_a_step_may_be_compiled(partitions: Any) -> None:
     torch._dynamo.reset()
 
 
-def test_a_program_that_the_backend_compiles_for_training_has_them(partitions: Any) -> None:
+def test_a_program_that_the_backend_compiles_for_training_has_them(
+    partitions: Any, patched: None
+) -> None:
     torch._dynamo.reset()
     loop = Loop(adamw, graphs=False)
     other = Loop(adamw, graphs=False)
@@ -491,3 +493,87 @@ def test_an_error_of_pygraphs_own_does_not_reach_the_program(
         expected.step(x, y)
     train(loop)
     assert_same(loop.state(), expected.state())
+
+
+@pytest.mark.parametrize("how", [lambda o: o.step(None), lambda o: o.step(closure=None)])
+def test_no_closure_may_be_passed(partitions: Any, how: Any) -> None:
+    def train(loop: Loop) -> None:
+        for x, y in batches(14):
+            loop.optimizer.zero_grad()
+            loop.backward(x, y)
+            how(loop.optimizer)
+
+    assert_trains_alike(train)
+    assert replays(partitions) > 5
+
+
+def test_a_class_whose_step_is_replaced_midway(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def train(loop: Loop) -> None:
+        plainly(loop)
+        own = torch.optim.AdamW.step
+
+        def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(0)
+            return own(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", counted)
+            plainly(loop)
+
+    assert_trains_alike(train)
+    assert len(calls) == 28
+
+
+def test_a_step_that_is_wrapped_for_each_call(partitions: Any) -> None:
+    """As accelerate does around a scaler's step, to see whether it was skipped."""
+
+    def train(loop: Loop) -> None:
+        original, calls = loop.optimizer.step, []
+
+        def patched(*args: Any) -> Any:
+            calls.append(0)
+            return original(*args)
+
+        for x, y in batches(14):
+            loop.optimizer.zero_grad()
+            loop.backward(x, y)
+            loop.optimizer.step = patched
+            loop.optimizer.step()
+            loop.optimizer.step = original
+        assert len(calls) == 14
+
+    assert_trains_alike(train)
+
+
+def test_state_that_the_program_changes_is_used(partitions: Any) -> None:
+    def train(loop: Loop) -> None:
+        weight = loop.model[0].weight
+        for i, (x, y) in enumerate(batches(30)):
+            if i == 12:
+                loop.optimizer.state[weight]["exp_avg"].zero_()
+            if i == 18:
+                loop.optimizer.state[weight]["exp_avg"] = torch.ones_like(weight)
+            if i == 24:
+                weight.data = weight.data + 0.5
+            loop.step(x, y)
+
+    assert_trains_alike(train)
+    assert replays(partitions) > 12
+
+
+def test_gradients_that_are_missing_now_and_then(partitions: Any) -> None:
+    def train(loop: Loop) -> None:
+        for i, (x, y) in enumerate(batches(30)):
+            loop.optimizer.zero_grad()
+            loop.backward(x, y)
+            if i % 3 == 0:
+                loop.model[0].bias.grad = None
+            loop.optimizer.step()
+            assert (loop.model[0].bias.grad is None) == (i % 3 == 0)
+
+    assert_trains_alike(train)
+    assert len(partitions.all) == 2 and replays(partitions) > 12

@@ -113,7 +113,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _give_route(optimizer: Any, options: Options) -> None:
     before = optimizer.step
     own = optimizer.__dict__.get("step")  # a scheduler's, say
-    function = own if own is not None else functools.partial(type(optimizer).step, optimizer)
+    function = own if own is not None else _method(optimizer)
     route = Route(optimizer, function, options)
 
     @functools.wraps(before)
@@ -124,6 +124,15 @@ def _give_route(optimizer: Any, options: Options) -> None:
 
     step.pygraph_route = route  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step, optimizer)
+
+
+def _method(optimizer: Any) -> Callable[..., Any]:
+    """The step that the class has at each call."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return type(optimizer).step(optimizer, *args, **kwargs)
+
+    return step
 
 
 def _route_of(optimizer: Any) -> Route | None:
@@ -150,7 +159,8 @@ class Route:
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a step, by a graph where there is one."""
-        if args or kwargs or self.graphed.has_given_up or self._has_hooks():
+        has_closure = any(x is not None for x in (*args, *kwargs.values()))
+        if has_closure or self.graphed.has_given_up or self._has_hooks():
             return self._function(*args, **kwargs)
         if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
             return self._function()

@@ -279,7 +279,8 @@ class _Walk:
         self.pending.append((value(), f"{path}()"))
 
     def _visit_class(self, type_: type, path: str) -> None:
-        """Attributes of the program's own classes; of others which objects they are."""
+        """Attributes of the program's own classes; of others which objects they are, and functions of
+        the program's among them."""
         self._note(path, Object(type, id(type_)))
         metaclass: type = type(type_)
         for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
@@ -297,6 +298,12 @@ class _Walk:
                 )
             else:
                 self._note(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
+                self.pending.extend(  # methods that the program has replaced
+                    (value, f"{class_.__name__}.{name}")
+                    for name, value in zip(names, values, strict=True)
+                    if isinstance(value, types.FunctionType)
+                    and not is_library_file(value.__code__.co_filename)
+                )
 
     # Instances.
 
