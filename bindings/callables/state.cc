@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "record/operator_schema.h"
 #include "tensors/outputs.h"
@@ -15,6 +16,14 @@ bool has_memory(const at::Tensor& tensor) {
 
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
+}
+
+// From its first byte to the end of its last one; what lies in between may be another tensor's.
+std::pair<const char*, const char*> range_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const auto* first = static_cast<const char*>(tensor.const_data_ptr());
+  return {first, first + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
 }
 
 }  // namespace
@@ -95,11 +104,17 @@ bool State::is_valid() const {
 }
 
 bool State::is_shared_by(const std::vector<at::Tensor>& tensors) const {
-  std::unordered_set<const c10::StorageImpl*> seen;
-  return std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
-    if (!has_memory(tensor)) return false;
-    return index_.contains(memory_of(tensor)) || !seen.insert(memory_of(tensor)).second;
-  });
+  std::vector<std::pair<const char*, const char*>> ranges;  // of bytes: first, end
+  ranges.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    if (!has_memory(tensor)) continue;
+    if (index_.contains(memory_of(tensor))) return true;
+    if (tensor.numel() > 0) ranges.push_back(range_of(tensor));
+  }
+  std::ranges::sort(ranges);
+  return std::ranges::adjacent_find(ranges, [](const auto& a, const auto& b) {
+           return b.first < a.second;
+         }) != ranges.end();
 }
 
 void State::bump_versions(const std::vector<uint32_t>& positions) const {

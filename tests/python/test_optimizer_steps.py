@@ -400,21 +400,25 @@ def test_the_option_names_its_values() -> None:
         options.own({"optimizers": "yes"})
 
 
-def test_gradients_in_one_bucket_run_as_they_are(partitions: Any) -> None:
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+def test_gradients_may_lie_in_one_bucket(partitions: Any, optimizer: Any) -> None:
+    """As small ones from a graph of a backward do, and those of DistributedDataParallel."""
+
     def train(loop: Loop) -> None:
         bucket = torch.zeros(sum(p.numel() for p in loop.model.parameters()))
         start = 0
         for p in loop.model.parameters():
             p.grad = bucket[start : start + p.numel()].view_as(p)
             start += p.numel()
-        for x, y in batches(10):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # a fused step writes to gradients
+        for x, y in batches(14):
             loop.optimizer.zero_grad(set_to_none=False)
-            loop.backward(x, y)
-            loop.optimizer.step()
+            scaler.scale(F.cross_entropy(loop.model(x), y)).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
 
-    loop = assert_trains_alike(train)
-    assert partitions.all == [] and reason() == "gradients share memory with each other"
-    del loop
+    assert_trains_alike(train, optimizer)
+    assert replays(partitions) > 5
 
 
 def test_a_step_in_the_backward_runs_as_it_is(partitions: Any) -> None:

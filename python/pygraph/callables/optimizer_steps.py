@@ -189,9 +189,6 @@ class Route:
         if not all(map(_is_usable, gradients)):
             return False
         self._looks_left -= 1
-        if _share_memory(gradients):
-            self.graphed.give_up("gradients share memory with each other")
-            return False
         return True
 
     def note_begin(self) -> None:
@@ -205,12 +202,6 @@ class Route:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-
-
-def _share_memory(gradients: list[torch.Tensor | None]) -> bool:
-    """As those in the buckets of ``DistributedDataParallel`` do."""
-    addresses = [g.untyped_storage().data_ptr() for g in gradients if g is not None and g.numel() > 0]
-    return len(set(addresses)) < len(addresses)
 
 
 def _is_usable(gradient: torch.Tensor | None) -> bool:

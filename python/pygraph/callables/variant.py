@@ -134,8 +134,8 @@ class Variant:
         return bool(runtime.engine().gradient_pattern(around.tensors) == self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
-        """Whether arguments share memory with each other or with what the variant uses: a recording's
-        stand-ins would not."""
+        """Whether arguments overlap each other, or share memory with what the variant uses: a
+        recording's stand-ins would not."""
         assert self._around is not None
         tensors = [*arguments.tensors, *self._around.used_gradients()]
         return bool(self._around.state.is_shared_by(tensors))
