@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import matplotlib
@@ -21,6 +21,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from benchmarks.results_table import Group, geometric_mean, groups_of
+from benchmarks.steps.table import rows_by_workload
 
 _GRAPHS, _PYGRAPH = "inductor+graphs", "pygraph"
 _STAGES = {  # the ablation, in its order
@@ -164,13 +165,46 @@ def indirection(measurements: list[dict[str, Any]]) -> Figure:
     return figure
 
 
+_STEPS = {  # of the suite of whole steps, and their names in the figure
+    "inductor": ("Inductor", "#c9cfd6"),
+    _GRAPHS: (_NAMES[_GRAPHS], _COLOURS[_GRAPHS]),
+    _PYGRAPH: ("PyGraph, model alone", "#9cc8ae"),
+    "pygraph.graph": ("pygraph.graph", _COLOURS[_PYGRAPH]),
+    "hand-made": ("graph made by hand", "#3b4754"),
+}
+
+
+def steps(document: dict[str, Any]) -> Figure:
+    """Whole steps: throughput over that of eager steps."""
+    found = rows_by_workload(document)
+    names = [name for name, rows in found.items() if rows.get("eager", {}).get("us")]
+    figure, axes = plt.subplots(figsize=(max(5.0, 0.9 * len(names) + 2), 3.6), layout="constrained")
+    for i, (variant, (label, colour)) in enumerate(_STEPS.items()):
+        drawn = [(x, name) for x, name in enumerate(names) if found[name].get(variant, {}).get("us")]
+        gains = [found[name]["eager"]["us"] / found[name][variant]["us"] for _, name in drawn]
+        axes.bar([x + (i - 2) * 0.17 for x, _ in drawn], gains, 0.16, label=label, color=colour)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+    axes.set_ylabel("speed-up over the eager step")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _drawings(document: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+    if any("variant" in row for row in document["rows"]):
+        yield "steps", steps(document)
+        return
+    groups = groups_of(document)
+    for name, draw in FIGURES.items():
+        yield name, draw(groups)
+
+
 def write(document: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes every figure as PNG and SVG; the paths of the SVGs."""
-    groups = groups_of(document)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, draw in FIGURES.items():
-        figure = draw(groups)
+    for name, figure in _drawings(document):
         if not any(axes.patches for axes in figure.axes):
             plt.close(figure)  # nothing of this kind was measured
             continue

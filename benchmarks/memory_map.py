@@ -20,7 +20,7 @@ import torch
 import pygraph
 from benchmarks import device_memory
 from benchmarks.measure import give_memory_back, make
-from benchmarks.run import SUITES
+from benchmarks.suites import MODELS
 from benchmarks.variants import ABLATION, VARIANTS
 
 _CALLS = 24
@@ -54,14 +54,14 @@ def _origin(frames: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Who keeps device memory")
-    parser.add_argument("--suite", choices=SUITES, default="quick")
+    parser.add_argument("--suite", choices=MODELS, default="quick")
     parser.add_argument("--variants", nargs="+", default=["pygraph"], choices=(*VARIANTS, *ABLATION))
     parser.add_argument("workload", help='"name/mode"')
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("memory is counted on an NVIDIA GPU", file=sys.stderr)
         return 1
-    workloads = {workload.key: workload for workload in SUITES[options.suite]}
+    workloads = {workload.key: workload for workload in MODELS[options.suite]}
     if options.workload not in workloads:
         parser.error(f"suite {options.suite!r} has no {options.workload!r}, but {', '.join(workloads)}")
     workload = workloads[options.workload]

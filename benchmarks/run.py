@@ -1,25 +1,24 @@
-"""Runs a suite and writes <folder>/<gpu>.json (<gpu>_paper.json), a Markdown table and, with --html,
-figures and a page.
+"""Runs a suite and writes <folder>/<gpu>.json (<gpu>_paper.json, <gpu>_steps.json), a Markdown table
+and, with --html, figures and a page.
 
-    python -m benchmarks.run [--suite quick|paper] [--only NAME ...] [--resume] [--html]
+    python -m benchmarks.run [--suite quick|paper|steps] [--only NAME ...] [--resume] [--html]
 
 Each workload runs in its own process, with a time limit. Rows of workloads that were measured before
-and not now are kept; --resume leaves out those that were measured at this commit.
+and not now are kept; --resume leaves out those that were measured at this commit. If a process ends in
+the middle of a variant of whole steps, another one measures the workload without that variant.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import json
-import math
 import pathlib
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,56 +26,37 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.lanes import Outcome, run_lanes
-from benchmarks.measure import measure
-from benchmarks.paper import PAPER
-from benchmarks.results_table import details, markdown, page
+from benchmarks.results_table import page
+from benchmarks.rows import Collected, is_measured, longest_first, merge, parts
+from benchmarks.steps.measure import NOW
+from benchmarks.suites import MODELS, SUITES, AnyWorkload
 from benchmarks.turn import Turn
-from benchmarks.variants import ABLATION, VARIANTS, names_for
-from benchmarks.workloads import WORKLOADS, Workload
 
 _FOLDER = pathlib.Path(__file__).parent / "results"
-SUITES = {"quick": WORKLOADS, "paper": PAPER}
 
 
-def choose(suite: str, only: Sequence[str] | None) -> list[Workload]:
+def choose(suite: str, only: Sequence[str] | None) -> list[AnyWorkload]:
     """The suite's workloads whose key ("name/mode") contains one of ``only``, or all.
 
     Raises ValueError, with the valid keys, where nothing is chosen.
     """
-    chosen = [w for w in SUITES[suite] if only is None or any(name in w.key for name in only)]
+    workloads = SUITES[suite].workloads
+    chosen = [w for w in workloads if only is None or any(name in w.key for name in only)]
     if not chosen:
-        keys = ", ".join(w.key for w in SUITES[suite])
+        keys = ", ".join(w.key for w in workloads)
         raise ValueError(f"no workload of suite {suite!r} is called {only}; there are: {keys}")
     return chosen
 
 
-def is_measured(document: dict[str, Any], workload: Workload, variants: Sequence[str]) -> bool:
-    """Whether the document has all variants that the workload allows, at the document's commit."""
-    rows = {
-        row["backend"]
-        for row in document["rows"]
-        if (row["workload"], row["mode"]) == (workload.name, workload.mode)
-        and row.get("commit") == document.get("commit")
+def _machine(device: str) -> dict[str, str]:
+    common = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpus": str(torch.get_num_threads()),
+        "date": time.strftime("%Y-%m-%d"),
     }
-    return set(names_for(workload, variants)) <= rows
-
-
-def merge(document: dict[str, Any], workload: Workload, rows: Sequence[dict[str, Any]]) -> None:
-    """Puts the rows in the place of older ones of the workload. NaN becomes null."""
-    kept = [
-        row
-        for row in document["rows"]
-        if (row["workload"], row["mode"]) != (workload.name, workload.mode)
-    ]
-    fresh = [
-        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-        | {"commit": document["commit"]}
-        for row in rows
-    ]
-    document["rows"] = kept + fresh
-
-
-def _machine() -> dict[str, str]:
+    if device == "cpu":
+        return {"gpu": "cpu", "driver": "none", **common}
     properties = torch.cuda.get_device_properties(0)
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -89,10 +69,7 @@ def _machine() -> dict[str, str]:
         "gpu_memory_gib": f"{properties.total_memory / 2**30:.0f}",
         "driver": driver.splitlines()[0] if driver else "unknown",
         "cuda": str(torch.version.cuda),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpus": str(torch.get_num_threads()),
-        "date": time.strftime("%Y-%m-%d"),
+        **common,
     }
 
 
@@ -103,27 +80,31 @@ def _commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _command(suite: str, workload: Workload, variants: Sequence[str], token: str = "") -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.run", "--suite", suite, "--worker", workload.key]
-    return [*command, "--variants", *variants, *(["--token", token] if token else [])]
+def _command(
+    options: argparse.Namespace, workload: AnyWorkload, variants: Sequence[str], token: str = ""
+) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.run", "--suite", options.suite]
+    command += ["--device", options.device, "--worker", workload.key, "--variants", *variants]
+    return [*command, *(["--token", token] if token else [])]
 
 
 def _run_worker(command: list[str], timeout: float) -> Outcome:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return Outcome("", None)
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or ""
+        return Outcome(output.decode() if isinstance(output, bytes) else output, None)
     return Outcome(done.stdout, done.returncode)
 
 
-def _rows_in(outcome: Outcome, workload: Workload, console: Console) -> list[dict[str, Any]]:
+def _rows_in(outcome: Outcome, workload: AnyWorkload, console: Console) -> list[dict[str, Any]]:
     """The rows that a worker printed; the rest of what it printed goes to the console."""
     rows = []
     for line in outcome.output.splitlines():
         if line.startswith("ROW "):
             rows.append(json.loads(line[4:]))
-        elif line.strip():
-            console.print(line, highlight=False, markup=False)
+        elif line.strip() and not line.startswith(NOW):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     if outcome.status is None:
         console.print(f"  {workload.key}: no result within its time", highlight=False)
     elif outcome.status != 0:
@@ -131,42 +112,19 @@ def _rows_in(outcome: Outcome, workload: Workload, console: Console) -> list[dic
     return rows
 
 
-def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
-    for row in rows:
-        console.print(
-            f"    {row['backend']:<16} {row['us']:>10.1f} us  latency {row['latency_us']:>10.1f}"
-            f"  host {row['host_us']:>9.1f}  peak {row['peak_mib']:>8.0f} MiB"
-            f"  compile {row['compile_s'] or math.nan:>5.1f} s {row['compile_peak_mib']:>8.0f} MiB"
-            f"  in graphs {row['in_graphs']:.3f}  err {row['rel_err']}",
-            highlight=False,
-        )
-
-
-def longest_first(due: Sequence[Workload], document: dict[str, Any]) -> list[Workload]:
-    """By how long they took to compile when they were last measured; what never was comes first."""
-    seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
-    for row in document["rows"]:
-        seconds[row["workload"], row["mode"]] += row["compile_s"] or 0
-    return sorted(due, key=lambda w: -seconds.get((w.name, w.mode), math.inf))
-
-
-def parts(due: Sequence[Workload], document: dict[str, Any], most: int) -> list[list[Workload]]:
-    """At most so many workloads at a time; in each part about as much memory, as last measured."""
-    mib: dict[tuple[str, str], float] = collections.defaultdict(float)
-    for row in document["rows"]:
-        mib[row["workload"], row["mode"]] += row["peak_mib"] or 0
-    by_memory = sorted(due, key=lambda w: -mib[w.name, w.mode])
-    count = math.ceil(len(by_memory) / most)
-    return [by_memory[i::count] for i in range(count)]
+_Keep = Callable[[AnyWorkload, Outcome], None]
 
 
 def _run_on_several(
-    options: argparse.Namespace, due: Sequence[Workload], keep: Callable[[Workload, Outcome], None]
+    options: argparse.Namespace,
+    due: Sequence[AnyWorkload],
+    variants: Mapping[str, Sequence[str]],
+    keep: _Keep,
 ) -> None:
     by_key = {workload.key: workload for workload in due}
 
-    def command_of(workload: Workload) -> Callable[[str], list[str]]:
-        return lambda token: _command(options.suite, workload, options.variants, token)
+    def command_of(workload: AnyWorkload) -> Callable[[str], list[str]]:
+        return lambda token: _command(options, workload, variants[workload.key], token)
 
     run_lanes(
         {key: command_of(workload) for key, workload in by_key.items()},
@@ -177,11 +135,31 @@ def _run_on_several(
     )
 
 
+def _run_all(
+    options: argparse.Namespace,
+    due: Sequence[AnyWorkload],
+    document: dict[str, Any],
+    collected: Collected,
+    keep: _Keep,
+) -> None:
+    """Until no variant is left that a process that ended early did not come to."""
+    while due:
+        if options.gpus:
+            for part in parts(due, document, options.together or max(1, len(due))):
+                _run_on_several(options, longest_first(part, document), collected.left.copy(), keep)
+        for workload in [] if options.gpus else due:
+            command = _command(options, workload, collected.left[workload.key])
+            keep(workload, _run_worker(command, options.timeout))
+        due = [workload for workload in due if collected.left[workload.key]]
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PyGraph's benchmarks")
+    every = {name: None for suite in SUITES.values() for name in (*suite.variants, *suite.more)}
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose name contains this")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=(*VARIANTS, *ABLATION))
+    parser.add_argument("--variants", nargs="+", choices=every, help="the suite's own unless given")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: steps alone")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
     parser.add_argument("--gpus", nargs="+", metavar="N", help="spread the workloads over these GPUs")
     parser.add_argument("--together", type=int, metavar="N", help="with --gpus: time after every N")
@@ -190,17 +168,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, default=_FOLDER, help="folder for results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--token", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.device == "cpu" and options.suite in MODELS:
+        parser.error(f"suite {options.suite!r} needs a GPU")
+    suite = SUITES[options.suite]
+    options.variants = options.variants or list(suite.variants)
+    unknown = [name for name in options.variants if name not in (*suite.variants, *suite.more)]
+    if unknown:
+        parser.error(f"suite {options.suite!r} has no variant {unknown[0]!r}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("the benchmarks need an NVIDIA GPU", file=sys.stderr)
         return 1
+    suite = SUITES[options.suite]
     if options.worker:
-        workload = next(w for w in SUITES[options.suite] if w.key == options.worker)
-        for row in measure(workload, tuple(options.variants), Turn(options.token or "")):
+        workload = next(w for w in suite.workloads if w.key == options.worker)
+        turn = Turn(options.token or "")
+        for row in suite.measure(workload, tuple(options.variants), turn, options.device):
             print("ROW " + json.dumps(dataclasses.asdict(row)), flush=True)
         return 0
     try:
@@ -209,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
 
-    machine = _machine()
+    machine = _machine(options.device)
     name = machine["gpu"].replace(" ", "_") + ("" if options.suite == "quick" else f"_{options.suite}")
     path = options.out / f"{name}.json"
     document = json.loads(path.read_text()) if path.exists() else {"rows": []}
@@ -218,37 +206,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     due = [
         workload
         for workload in chosen
-        if not (options.resume and is_measured(document, workload, options.variants))
+        if not (
+            options.resume
+            and is_measured(document, workload, suite.names_for(workload, options.variants))
+        )
     ]
+    collected = Collected(suite, due, options.variants)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(due))
+        task = progress.add_task(options.suite, total=len(due))
 
-        def keep(workload: Workload, outcome: Outcome) -> None:
-            rows = _rows_in(outcome, workload, console)
+        def keep(workload: AnyWorkload, outcome: Outcome) -> None:
+            rows = collected.add(workload, _rows_in(outcome, workload, console), outcome)
             if rows:  # what an earlier run measured is better than nothing
                 merge(document, workload, rows)
             options.out.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(document, indent=1) + "\n")
-            _print_rows(rows, console)
-            progress.advance(task)
+            console.print(f"  {workload.key}", highlight=False)
+            for row in rows:
+                console.print("    " + suite.line(row), highlight=False, markup=False, soft_wrap=True)
+            if not collected.left[workload.key]:
+                progress.advance(task)
 
-        if options.gpus:
-            for part in parts(due, document, options.together or max(1, len(due))):
-                _run_on_several(options, longest_first(part, document), keep)
-        for workload in [] if options.gpus else due:
-            progress.update(task, description=workload.key)
-            command = _command(options.suite, workload, options.variants)
-            keep(workload, _run_worker(command, options.timeout))
-    table = markdown(document)
-    path.with_suffix(".md").write_text(f"{table}\n{details(document)}")
-    print(table)
+        _run_all(options, due, document, collected, keep)
+    tables = suite.tables(document)
+    path.with_suffix(".md").write_text(tables)
+    print(tables)
     if options.html:
         from benchmarks import figures
 
         drawings = figures.write(document, options.out / f"{name}_figures")
-        path.with_suffix(".html").write_text(page(document, drawings), "utf-8")
-        print(path.with_suffix(".html"))
+        if options.suite in MODELS:
+            path.with_suffix(".html").write_text(page(document, drawings), "utf-8")
+            print(path.with_suffix(".html"))
     return 0
 
 

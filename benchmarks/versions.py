@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lanes import Outcome, run_lanes
-from benchmarks.run import SUITES, choose, longest_first, parts
-from benchmarks.workloads import Workload
+from benchmarks.rows import longest_first, parts
+from benchmarks.run import choose
+from benchmarks.suites import MODELS, AnyWorkload
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FIELDS = ("us", "latency_us", "host_us", "peak_mib")
@@ -29,7 +30,7 @@ OTHER, NEW, ALL_PATCHES = "other", "new", "new, all patches"
 
 
 def command(
-    workload: Workload, suite: str, folder: Path, path: str, setting: Mapping[str, str]
+    workload: AnyWorkload, suite: str, folder: Path, path: str, setting: Mapping[str, str]
 ) -> Callable[[str], list[str]]:
     """The worker of one version, for a token."""
     worker = [sys.executable, "-m", "benchmarks.run", "--suite", suite, "--worker", workload.key]
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--other-path", default="", help="its PYTHONPATH, where it is installed elsewhere"
     )
-    parser.add_argument("--suite", choices=SUITES, default="quick")
+    parser.add_argument("--suite", choices=MODELS, default="quick")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose name contains this")
     parser.add_argument("--lanes", type=int, default=9, help="how many compile side by side")
     parser.add_argument("--together", type=int, default=9, help="workloads that compile before timing")

@@ -7,21 +7,25 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BEFORE = "none"
+GRAPH, BOTH = "graph", "both"  # pygraph.graph around the step; and the model compiled by Inductor
+STEPS = (BEFORE, "pygraph", GRAPH, BOTH)
 REPEATS = 5
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The command line. backends: "none" is the program without torch.compile."""
+def arguments(
+    description: str, backends: Sequence[str] = (BEFORE, "inductor", "pygraph")
+) -> argparse.Namespace:
+    """The command line. backends: to compare; "none" is the program without torch.compile."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--size", choices=["small", "base"], default="base")
-    parser.add_argument("--backends", nargs="+", default=[BEFORE, "inductor", "pygraph"])
+    parser.add_argument("--backends", nargs="+", default=list(backends))
     parser.add_argument(
         "--first-steps", type=int, default=30, help="not timed: compile, record, select"
     )
@@ -72,8 +76,20 @@ def compare_runs(options: argparse.Namespace, run: Callable[[str], Times]) -> di
 
 
 def compiled(function: Any, backend: str) -> Any:
-    """The function or module, compiled unless the backend is "none"."""
-    return function if backend == BEFORE else torch.compile(function, backend=backend)
+    """The function or module, compiled unless the backend is "none" or "graph"."""
+    if backend in (BEFORE, GRAPH):
+        return function
+    return torch.compile(function, backend="inductor" if backend == BOTH else backend)
+
+
+def graphed(step: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """The step, in a graph of its own for "graph" and "both"."""
+    if backend not in (GRAPH, BOTH):
+        return step
+    import pygraph
+
+    graph: Callable[..., Any] = pygraph.graph(step)
+    return graph
 
 
 def synchronize() -> None:

@@ -67,19 +67,20 @@ def _explain(argv: list[str]) -> int:
     import torch
 
     from pygraph.observations import observing
+    from pygraph.report.loop_calls import noting_calls
     from pygraph.report.script import report_on
 
     status = 0
     before = sys.path.copy(), sys.modules["__main__"], torch.compile
     default_backend.install()
-    with observing() as observation:
+    with observing() as observation, noting_calls() as calls:
         try:
             launch.run(target, arguments, is_module)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         finally:
             sys.path[:], sys.modules["__main__"], torch.compile = before
-    report = report_on(target if is_module else Path(target).name, observation)
+    report = report_on(target if is_module else Path(target).name, observation, calls)
     print(report.to_json() if options.json else report)
     if options.html:
         path = options.output or (

@@ -42,6 +42,16 @@ class Cut:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlainLoop:
+    """A place where a program trains without a graph of its step. where: the first "file:line"; calls:
+    what was seen there, with lines; code: the function to write."""
+
+    where: str
+    calls: tuple[str, ...]
+    code: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Origin:
     """What a generated kernel computes. where: the user's "file:line"s, in no order of importance."""
 

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import results_table, run
 from benchmarks.paper import PAPER
+from benchmarks.rows import is_measured, merge
+from benchmarks.variants import names_for
 
 
 def _document() -> dict[str, Any]:
@@ -77,13 +79,13 @@ def test_ways_to_indirect_are_drawn() -> None:
 def test_a_workload_is_measured_again_only_at_another_commit() -> None:
     document, eos = _document(), next(w for w in PAPER if w.name == "EOS")
     variants = ["inductor", "pygraph"]
-    assert run.is_measured(document, eos, variants)
-    assert not run.is_measured(document, eos, [*variants, "eager"])
+    assert is_measured(document, eos, variants)
+    assert not is_measured(document, eos, [*variants, "eager"])
     cpu_bound = next(w for w in PAPER if w.name == "ST")
-    assert run.is_measured(document, cpu_bound, [*variants, "hand-made graph"])
+    assert is_measured(document, cpu_bound, names_for(cpu_bound, [*variants, "hand-made graph"]))
     document["commit"] = "def"
-    assert not run.is_measured(document, eos, variants)
-    run.merge(document, eos, [{**document["rows"][0], "rel_err": float("nan")}])
+    assert not is_measured(document, eos, variants)
+    merge(document, eos, [{**document["rows"][0], "rel_err": float("nan")}])
     assert [row["rel_err"] for row in document["rows"] if row["workload"] == "EOS"] == [None]
     assert len(document["rows"]) == 4  # one of EOS, three of ST
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import pygraph
 from benchmarks import device_memory, lanes, measure, memory_map, run, turn, variants
 from benchmarks.paper import PAPER
+from benchmarks.rows import longest_first, parts
 from benchmarks.turn import Turn
 from benchmarks.workloads import WORKLOADS, Workload
 from pygraph.report.fake_gpu import on_fake_gpu
@@ -188,10 +189,10 @@ def test_workloads_wait_for_each_other_in_parts_of_equal_memory() -> None:
     rows = [
         {"workload": w.name, "mode": w.mode, "peak_mib": sizes[w.name]} for w in due if w.name != "EOS"
     ]
-    names = [[w.name for w in part] for part in run.parts(due, {"rows": rows}, 3)]
+    names = [[w.name for w in part] for part in parts(due, {"rows": rows}, 3)]
     assert names == [["DR-I", "BSCG", "EOS"], ["XLNET-T", "TKE"]]
-    assert run.parts([], {"rows": rows}, 3) == []
-    assert len(run.parts(PAPER, {"rows": []}, 25)) == 1
+    assert parts([], {"rows": rows}, 3) == []
+    assert len(parts(PAPER, {"rows": []}, 25)) == 1
 
 
 def test_a_memory_map_says_who_keeps_a_segment() -> None:
@@ -355,7 +356,7 @@ def test_the_longest_workloads_start_first() -> None:
             for name, seconds in (("EOS", 2.0), ("EOS", None), ("ST", 3.0), ("ST", 4.0))
         ]
     }
-    assert [w.name for w in run.longest_first(due, document)] == ["TKE", "ST", "EOS"]
+    assert [w.name for w in longest_first(due, document)] == ["TKE", "ST", "EOS"]
 
 
 def test_an_unknown_workload_is_named_with_the_valid_ones() -> None:

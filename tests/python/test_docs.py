@@ -6,9 +6,14 @@ import re
 import subprocess
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import pygraph
+
+from .graphed_programs import reason
 from .reason_texts import texts
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +102,41 @@ def test_every_footgun_names_its_tests_or_says_why_there_is_none() -> None:
             assert f"def {name}(" in path.read_text("utf-8"), f"{title}: {file}: {name}"
 
 
+def _code_of(page: Path) -> str:
+    """All its blocks, as one program."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert blocks
+    return "\n".join(blocks)
+
+
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """Without a GPU, where the backend is plain Inductor and `explain` estimates."""
-    text = (DOCS / "tutorial" / "first-model.md").read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    exec(compile("\n".join(blocks), "first-model.md", "exec"), {"OUTPUT": tmp_path})
+    code = _code_of(DOCS / "tutorial" / "first-model.md")
+    exec(compile(code, "first-model.md", "exec"), {"OUTPUT": tmp_path})
+
+
+@pytest.mark.parametrize(
+    "name", ["how-to/graph-a-training-step", "tutorial/training-loop-in-one-graph"]
+)
+def test_the_steps_of_a_page_run(name: str) -> None:
+    """Without a GPU, where callables run as they are."""
+    exec(compile(_code_of(DOCS / f"{name}.md"), name, "exec"), {"__name__": name})
+
+
+def test_the_steps_of_the_how_to_have_graphs_and_train_alike(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = compile(_code_of(DOCS / "how-to" / "graph-a-training-step.md"), "page", "exec")
+    found: list[dict[str, Any]] = []
+    for graph in (lambda step: step, pygraph.graph):
+        monkeypatch.setattr(pygraph, "graph", graph)
+        torch.manual_seed(0)
+        found.append({"__name__": "page"})
+        exec(code, found[-1])
+    plain, graphed = (of["model"].state_dict() for of in found)
+    assert all(torch.equal(plain[name], graphed[name]) for name in plain)
+    assert reason() == ""
+    names = {partition.info.name for partition in partitions.all if partition.replays > 0}
+    assert names == {
+        *("train_step", "amp_step", "accumulated_step", "accumulate", "update", "averaged_step")
+    }

@@ -17,8 +17,8 @@ import torch
 
 from pygraph import options, runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import tensors_in
+from pygraph.callables.program_state import ProgramState, gradient_of
 
 _LEAST_STEPS = 12  # after which a graph has been replayed several times
 
@@ -92,12 +92,7 @@ class _Program:
     """What a step can reach, as it was when this was made."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._host = HostState({getattr(function, "__name__", "step"): function})
-        self._tensors = list(self._host.found.tensors.values())
-        self._values = [tensor.detach().clone() for tensor in self._tensors]
-        self._gradients = [_gradient_of(tensor) for tensor in self._tensors]
-        self._gradient_values = [None if g is None else g.clone() for g in self._gradients]
-        self._random = _random_states()
+        self._state = ProgramState({getattr(function, "__name__", "step"): function})
 
     def series(self, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
         """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
@@ -107,37 +102,14 @@ class _Program:
             for i, args in enumerate(calls):
                 for j, result in enumerate(tensors_in(step(*args))):
                     values[f"result {j} of step {i}"] = result.detach().clone()
-            for path, tensor in self._host.now().found.tensors.items():
+            for path, tensor in self._state.tensors_now().items():
                 values[path] = tensor.detach().clone()
-                gradient = _gradient_of(tensor)
+                gradient = gradient_of(tensor)
                 if gradient is not None:
                     values[f"{path}.grad"] = gradient.detach().clone()
             return values
         finally:
-            self._put_back()
-
-    def _put_back(self) -> None:
-        self._host.restore()
-        kept = (self._tensors, self._values, self._gradients, self._gradient_values)
-        for tensor, value, gradient, gradient_value in zip(*kept, strict=True):
-            tensor.detach().copy_(value)
-            if tensor.requires_grad and tensor.is_leaf:
-                tensor.grad = gradient
-            if gradient is not None and gradient_value is not None:
-                gradient.detach().copy_(gradient_value)
-        for generator, state in self._random:
-            generator.set_state(state)
-
-
-def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
-
-
-def _random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    """PyTorch's default generators and their states."""
-    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    generators = [torch.default_generator, *on_gpus]
-    return [(generator, generator.get_state()) for generator in generators]
+            self._state.put_back()
 
 
 def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:

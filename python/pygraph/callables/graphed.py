@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from pygraph import options, runtime
+from pygraph import observations, options, runtime
 from pygraph.callables import optimizer_forms, rates
 from pygraph.callables.host_state import HostState
 from pygraph.callables.signature import Arguments, take_apart
@@ -64,6 +64,9 @@ class Graphed:
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self._start()
         runtime.partitions.add(self)
+        observation = observations.current()
+        if observation is not None:
+            observation.partitions.append(self)
 
     def _start(self) -> None:
         self._variants: dict[Any, list[Variant]] = {}
@@ -81,6 +84,10 @@ class Graphed:
             dropped = self._variants
             self._start()
         del dropped  # the graphs' end may run other code
+
+    def anew(self) -> Graphed:
+        """The same callable with the same options, and no graphs yet."""
+        return Graphed(self._function, self._options, self._adapts, self._level)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is its first argument."""

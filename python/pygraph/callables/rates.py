@@ -74,6 +74,19 @@ def fused_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[_Group]:
     return [group for group in groups if group.get("fused") is True and "capturable" in group]
 
 
+def names_of_rates(
+    optimizers: Iterable[torch.optim.Optimizer], groups: Iterable[Rated]
+) -> tuple[str, ...]:
+    """What the rates of these groups are called in reports: ``AdamW.param_groups[0]['lr']``."""
+    wanted = {id(rated.group) for rated in groups}
+    return tuple(
+        f"{type(optimizer).__name__}.param_groups[{i}]['lr']"
+        for optimizer in optimizers
+        for i, group in enumerate(optimizer.param_groups)
+        if id(group) in wanted
+    )
+
+
 class Rates:
     """The learning rates that a graph follows, as tensors. Not thread-safe."""
 

@@ -16,7 +16,7 @@ from pygraph import runtime
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
 from pygraph.callables.optimizer_forms import HostCounts
-from pygraph.callables.rates import Rated, followed, fused_groups
+from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction, Surroundings
 from pygraph.options import Options
@@ -117,6 +117,7 @@ class Variant:
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
             compared_calls=_COMPARED_CALLS,
+            followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
         )
         self._around, self._step, self._pattern = around, step, pattern
         self.partition = Partition(step, info, self._options)

@@ -36,6 +36,7 @@ class PartitionInfo:
     on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
+    followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
 
     @property
     def is_backward(self) -> bool:

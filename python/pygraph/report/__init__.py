@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.callables.graphed import Graphed
 from pygraph.options import TRANSFORMS
-from pygraph.report.explanation import Report
+from pygraph.report.explanation import Report, without_graphs
 
 __all__ = ["Report", "explain"]
 
@@ -21,11 +22,23 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     changes; with gradients enabled, the backward of its results is included, and ``.grad`` stays as
     it is. Without a GPU the forward is traced on fake tensors: nothing runs, and counts are estimates.
 
+    For the result of :func:`pygraph.graph`, such as a training step, the function is graphed anew and
+    called until that is settled, at most 100 times. Afterwards tensors, gradients, attributes,
+    containers and random numbers are put back: nothing has been trained. That takes memory for a copy
+    of all that it reaches. What it prints or writes to files happens as often. Without a GPU it is not
+    called at all.
+
     Returns a :class:`~pygraph.report.explanation.Report`: print it, or ``save("report.html")``.
     Raises what the model raises.
     """
     program = type(model).__name__ if not hasattr(model, "__name__") else model.__name__
     reason = runtime.unavailable_reason()
+    if isinstance(model, Graphed):
+        if reason is not None:
+            return without_graphs(program, reason)
+        from pygraph.report.measure import measure_step
+
+        return measure_step(program, model, args, kwargs)
     if reason is not None:
         from pygraph.report.estimate import estimate
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pygraph.observations import Applied, Cut
+from pygraph.observations import Applied, Cut, PlainLoop
 from pygraph.report.stats import GraphStats
 
 SCHEMA_VERSION = 2
@@ -104,6 +104,7 @@ class Report:
     graphs: also functions that stayed uncaptured. Without a GPU their state is "expected".
     strip_unit: what the widths of the strip are.
     kernels: of the profiled call, those with the most GPU time first.
+    loops: of a script, where it trains without a graph of the whole step.
     """
 
     program: str
@@ -117,6 +118,7 @@ class Report:
     strip_unit: str
     timing: Timing | None = None
     kernels: tuple[KernelRow, ...] = ()
+    loops: tuple[PlainLoop, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -147,3 +149,19 @@ class Report:
         from pygraph.report.terminal import render
 
         return render(self)
+
+
+def without_graphs(program: str, reason: str) -> Report:
+    """Of a callable that was not called, as nothing can have a graph in this process."""
+    cut = Cut("refusal", f"{program} stays uncaptured: {reason}", "")
+    return Report(
+        program=program,
+        device="no GPU",
+        estimated=True,
+        shares=(),
+        graphs=(),
+        cuts=(cut,),
+        transformations=(),
+        strip=(),
+        strip_unit="operations",
+    )

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pygraph.report.explanation import Report
-from pygraph.report.wording import GRAPH_COLUMNS, KERNEL_COLUMNS, graph_cells, headline, kernel_cells
+from pygraph.report.wording import (
+    GRAPH_COLUMNS,
+    KERNEL_COLUMNS,
+    graph_cells,
+    headline,
+    kernel_cells,
+    loop_sentence,
+)
 
 _STRIP_WIDTH = 1000.0
 _SMALLEST_PART = 0.4  # of those 1000, so that short gaps are seen
@@ -58,13 +65,17 @@ def render(report: Report) -> str:
             ([note.where or "-", note.transform, note.what] for note in report.transformations),
         ),
     ]
+    loops = "".join(
+        f"<h2>A training loop</h2><p>{escape(loop_sentence(loop))}</p><pre>{escape(loop.code)}</pre>"
+        for loop in report.loops
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>PyGraph: {escape(report.program)}</title><style>{_STYLE}</style></head><body>"
         f'<h1>{escape(report.program)}</h1><div class="device">{escape(report.device)}</div>'
         f'<div class="shares">{shares}</div>{sentences}{_strip(report)}{"".join(sections)}'
-        "</body></html>\n"
+        f"{loops}</body></html>\n"
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 
 from pygraph import runtime
+from pygraph.callables.graphed import Graphed
+from pygraph.callables.program_state import ProgramState
 from pygraph.observations import Cut, Observation, Origin, observing
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State
@@ -25,6 +27,7 @@ from pygraph.report.stats import GraphStats, graph_row
 _WARM_UP = 4
 _LONGEST_WARM_UP = 100
 _ROUNDS = 7
+_UNDECIDED = (State.UNCAPTURED, State.MEASURING)
 _LISTED = 40  # refusals, and kernels; programs with many shapes have as many
 
 
@@ -48,6 +51,35 @@ def measure(
             if i >= _WARM_UP and not _is_waiting(observation):
                 break
             call()
+    return _report(program, observation, call)
+
+
+def measure_step(program: str, step: Graphed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+    """The same for a graphed callable: its function, graphed anew. Everything that its calls change is
+    put back: tensors, gradients, attributes, containers, random numbers."""
+    known = set(runtime.partitions)
+    passed = {f"argument {i}": value for i, value in enumerate((*args, *kwargs.values()))}
+    state = ProgramState({program: step.__wrapped__, **passed})
+    fresh = step.anew()
+
+    def call() -> None:
+        fresh(*args, **kwargs)
+
+    try:
+        for i in range(_LONGEST_WARM_UP):
+            found = [p for p in runtime.all_partitions() if p is fresh or p not in known]
+            entries = [entry for partition in found for entry in partition.entries.copy().values()]
+            if i >= _WARM_UP and not any(entry.state in _UNDECIDED for entry in entries):
+                break
+            call()
+        return _report(program, Observation(partitions=found), call)
+    finally:
+        state.put_back()
+        fresh.reset()
+
+
+def _report(program: str, observation: Observation, call: Callable[[], None]) -> Report:
+    """On a program whose graphs are made: profiles one call, and times calls."""
     with _own_names(observation) as graphs:
         events = trace_call(call)
     kernels = kernels_of(events)
@@ -93,6 +125,7 @@ def _is_waiting(observation: Observation) -> bool:
     return any(
         partition.is_waiting(key, entry)
         for partition in _partitions(observation)
+        if not isinstance(partition, Graphed)  # it has the calls that no partition handles
         for key, entry in partition.entries.copy().items()
     )
 
@@ -130,7 +163,7 @@ def graph_rows(observation: Observation, gpu_us: Mapping[int, float] | None = No
 def refusals(observation: Observation) -> list[Cut]:
     """Graphs that were given up."""
     found = [
-        Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", "")
+        Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", row.where, row.remedy)
         for row in graph_rows(observation)
         if row.state == "refused"
     ]

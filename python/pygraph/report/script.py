@@ -9,11 +9,14 @@ from pygraph.observations import Cut, Observation
 from pygraph.report.classify import segments
 from pygraph.report.estimate import observed_cuts, strip_parts
 from pygraph.report.explanation import Report
+from pygraph.report.loop_calls import Calls
 from pygraph.report.measure import counted_shares, graph_rows, refusals
+from pygraph.report.plain_loops import plain_loops
 
 
-def report_on(program: str, observation: Observation) -> Report:
-    """What became of everything that was compiled. Counted from the graphs, not profiled."""
+def report_on(program: str, observation: Observation, calls: Calls) -> Report:
+    """What became of everything that was compiled or graphed. Counted from the graphs, not profiled.
+    calls: of the program's training loops."""
     reason = runtime.unavailable_reason()
     cuts = [*observed_cuts(observation), *refusals(observation)]
     if reason is not None:
@@ -30,4 +33,5 @@ def report_on(program: str, observation: Observation) -> Report:
         transformations=tuple(observation.applied),
         strip=tuple(parts),
         strip_unit="operations",
+        loops=tuple(plain_loops(calls)),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pygraph import runtime
 from pygraph.partition.signature import Entry, PartitionInfo
+from pygraph.report.remedies import remedy_for, where_in
 from pygraph.select.trial import Timing
 
 
@@ -17,7 +18,9 @@ class GraphStats:
     name: "forward", "backward" or "inference", with a number where a program has several.
     state: "captured", "uncaptured" (not recorded yet), "measuring" (on trial), "not selected" (running
         uncaptured is as fast) or "refused".
-    reason: why it was refused, or was not selected; empty otherwise.
+    reason: why it was refused, or was not selected; empty otherwise. where: the "file:line" that it
+        names, or empty. remedy: what would give a callable its graph; empty where the reason says it,
+        or where none is known.
     timings: what was measured of each variant when it was selected; empty where nothing was measured.
     selected: the variant that is used; empty where nothing was measured.
     nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
@@ -36,6 +39,8 @@ class GraphStats:
         found the graph wrong (it is refused then); audits_skipped: what was due and not possible, as
         memory was short, say.
     replays_since_audit: replays since the graph was last found right, by verification or an audit.
+    followed: numbers on the host that the graph of a callable takes as they are at each call; every
+        other one that it read is compared at each call.
     gpu_us: microseconds that its kernels took in the call that `pygraph.explain` profiled, summed up;
         None where that is not known.
     """
@@ -65,6 +70,9 @@ class GraphStats:
     audits_skipped: int = 0
     replays_since_audit: int = 0
     gpu_us: float | None = None
+    followed: tuple[str, ...] = ()
+    where: str = ""
+    remedy: str = ""
 
 
 def stats() -> list[GraphStats]:
@@ -95,6 +103,9 @@ def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
         audits_failed=audits.failed,
         audits_skipped=audits.skipped,
         replays_since_audit=audits.replays_since_good(graph.replays if graph else None),
+        followed=info.followed,
+        where=where_in(entry.reason),
+        remedy=remedy_for(entry.reason),
     )
     if graph is None:
         return row

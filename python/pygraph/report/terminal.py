@@ -9,7 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pygraph.report.explanation import Report
-from pygraph.report.wording import GRAPH_COLUMNS, KERNEL_COLUMNS, graph_cells, headline, kernel_cells
+from pygraph.report.wording import (
+    GRAPH_COLUMNS,
+    KERNEL_COLUMNS,
+    graph_cells,
+    headline,
+    kernel_cells,
+    loop_lines,
+)
 
 _STRIP_WIDTH = 96
 _KERNELS = 12  # those with the most GPU time
@@ -44,6 +51,9 @@ def show(report: Report, console: Console) -> None:
         for note in report.transformations:
             table.add_row(Text(note.where or "-"), Text(note.transform), Text(note.what))
         console.print(table)
+    for loop in report.loops:
+        for line in loop_lines(loop):
+            console.print(Text(line), soft_wrap=True)
 
 
 def _graphs(report: Report) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pygraph.observations import PlainLoop
 from pygraph.report.explanation import KernelRow, Report, Share, VariantTiming, variant_timings
 from pygraph.report.stats import GraphStats
 
@@ -18,6 +19,8 @@ GRAPH_COLUMNS = (
     "workspace",
     "capture",
     "replays",
+    "since audit",
+    "follows",
     "GPU us",
     "us per call",
 )
@@ -56,9 +59,22 @@ def graph_cells(row: GraphStats) -> list[str]:
         in_bytes(row.workspace_bytes) if has_graph else "-",
         f"{row.capture_seconds * 1e3:.0f} ms" if has_graph else "-",
         f"{row.replays:,}" if has_graph else "-",
+        f"{row.replays_since_audit:,}" if has_graph else "-",
+        _some(row.followed),
         "-" if row.gpu_us is None else f"{row.gpu_us:,.0f}",
         _timings(variant_timings(row)),
     ]
+
+
+def loop_sentence(loop: PlainLoop) -> str:
+    return (
+        f"{loop.where}: a training loop without a graph of its whole step ({', '.join(loop.calls)}). "
+        "pygraph.graph makes one:"
+    )
+
+
+def loop_lines(loop: PlainLoop) -> list[str]:
+    return ["", loop_sentence(loop), "", *(f"    {line}".rstrip() for line in loop.code.splitlines())]
 
 
 def share_sentence(share: Share) -> str:

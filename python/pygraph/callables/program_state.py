@@ -1,0 +1,53 @@
+"""What a program is before calls that must leave no trace, and putting it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pygraph.callables.host_state import HostState
+
+
+class ProgramState:
+    """What can be reached from some objects, as it is when this is made: tensors, their gradients,
+    attributes, dictionaries, lists, closures; and PyTorch's random numbers. Copies all tensors."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        """roots: a callable, and what is passed to it, by name. Raises Unseen."""
+        self._host = HostState(roots)
+        self._tensors = list(self._host.found.tensors.values())
+        self._values = [tensor.detach().clone() for tensor in self._tensors]
+        self._gradients = [gradient_of(tensor) for tensor in self._tensors]
+        self._gradient_values = [None if g is None else g.clone() for g in self._gradients]
+        self._random = _random_states()
+
+    def tensors_now(self) -> dict[str, torch.Tensor]:
+        """What can be reached now, by path."""
+        return self._host.now().found.tensors
+
+    def put_back(self) -> None:
+        """Makes everything what it was; tensors keep their memory. May be called again."""
+        self._host.restore()
+        kept = (self._tensors, self._values, self._gradients, self._gradient_values)
+        for tensor, value, gradient, gradient_value in zip(*kept, strict=True):
+            tensor.detach().copy_(value)
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = gradient
+            if gradient is not None and gradient_value is not None:
+                gradient.detach().copy_(gradient_value)
+        for generator, state in self._random:
+            generator.set_state(state)
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a leaf that requires one; None for others."""
+    return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+
+
+def _random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """PyTorch's default generators and their states."""
+    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    generators = [torch.default_generator, *on_gpus]
+    return [(generator, generator.get_state()) for generator in generators]
