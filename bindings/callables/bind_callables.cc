@@ -2,8 +2,11 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
+#include "callables/argument_form.h"
 #include "callables/call_observer.h"
+#include "callables/gradients.h"
 #include "callables/host_watch.h"
+#include "callables/modes.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
 #include "conversions.h"
@@ -66,16 +69,6 @@ bool used_other_devices(const CallObserver& observer, const py::object& device) 
   });
 }
 
-// One byte per tensor: 1 where it has a gradient.
-py::bytes gradient_pattern(const py::list& tensors) {
-  std::string pattern;
-  pattern.reserve(tensors.size());
-  for (const py::handle& tensor : tensors) {
-    pattern.push_back(THPVariable_Unpack(tensor.ptr()).grad().defined() ? 1 : 0);
-  }
-  return pattern;
-}
-
 void bind_observer(py::module_& m) {
   py::class_<CallObserver>(m, "CallObserver")
       .def(py::init<py::function>())
@@ -103,13 +96,21 @@ void bind_state(py::module_& m) {
       .def_property_readonly("is_valid", &State::is_valid)
       .def("is_shared_by",
            [](const State& state, const py::list& tensors) {
-             return state.is_shared_by(tensors_of(tensors));
+             return state.is_shared_by(tensors.ptr());
            })
-      .def("bump_versions", &State::bump_versions);
-  m.def("gradient_pattern", &gradient_pattern);
+      .def("bump_versions", [](const State& state, const py::list& positions) {
+        state.bump_versions(positions.ptr());
+      });
   m.def("flat_tensor", [](const py::object& object) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));
+  });
+  m.def("flat_tensors", [](const py::list& tensors) {
+    py::list flat;
+    for (const at::Tensor& tensor : tensors_of(tensors)) {
+      flat.append(wrap(flat_tensor(tensor.storage(), tensor.scalar_type())));
+    }
+    return flat;
   });
   py::class_<StorageExchange>(m, "StorageExchange")
       .def(py::init([](const py::list& own, const py::list& given) {
@@ -118,13 +119,52 @@ void bind_state(py::module_& m) {
       .def("undo", &StorageExchange::undo);
 }
 
+void bind_gradients(py::module_& m) {
+  m.def("gradient_pattern",
+        [](const py::list& tensors) { return py::bytes(gradient_pattern(tensors.ptr())); });
+  m.def("has_gradient_pattern", [](const py::list& tensors, const py::bytes& pattern) {
+    return has_gradient_pattern(tensors.ptr(), std::string_view(pattern));
+  });
+  m.def("gradients_of", [](const py::list& tensors) {
+    py::list gradients;
+    for (const py::handle& tensor : tensors) {
+      const at::Tensor& gradient = THPVariable_Unpack(tensor.ptr()).grad();
+      if (gradient.defined()) gradients.append(wrap(gradient));
+    }
+    return gradients;
+  });
+  m.def("set_gradients", [](const py::list& tensors, const py::object& values, Py_ssize_t first) {
+    if (!PyList_Check(values.ptr()) && !PyTuple_Check(values.ptr())) {
+      throw py::type_error("not a list or a tuple");
+    }
+    if (!set_gradients(tensors.ptr(), values.ptr(), first)) throw py::error_already_set();
+  });
+  m.def("clear_gradients", [](const py::list& tensors) {
+    if (!clear_gradients(tensors.ptr())) throw py::error_already_set();
+  });
+}
+
+void bind_arguments(py::module_& m) {
+  m.def("modes", [] { return current_modes().text(); });
+  m.def("are_operators_watched", &are_operators_watched);
+  py::class_<ArgumentForm>(m, "ArgumentForm")
+      .def("match", &ArgumentForm::match)
+      .def_property_readonly("leaf_types", &ArgumentForm::leaf_types);
+  m.def("argument_form", &ArgumentForm::of);
+}
+
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
-      .def("add_dict",
+      .def("add_dict_items",
            [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& absent, bool is_whole) {
-             watch.add_dict(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr(), is_whole);
+              const py::tuple& values, const py::tuple& absent) {
+             watch.add_dict_items(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr());
+           })
+      .def("add_whole_dict",
+           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
+              const py::tuple& values, const py::tuple& left_out) {
+             watch.add_whole_dict(dict.ptr(), keys.ptr(), values.ptr(), left_out.ptr());
            })
       .def("add_list", [](HostWatch& watch, const py::list& list,
                           const py::tuple& items) { watch.add_list(list.ptr(), items.ptr()); })
@@ -143,7 +183,7 @@ void bind_host_watch(py::module_& m) {
       .def("add_instance",
            [](HostWatch& watch, const py::object& instance) { watch.add_instance(instance.ptr()); })
       .def("add_class", [](HostWatch& watch, const py::type& type) { watch.add_class(type.ptr()); })
-      .def("holds", py::overload_cast<>(&HostWatch::holds, py::const_))
+      .def("holds", py::overload_cast<>(&HostWatch::holds))
       .def("restore", [](HostWatch& watch) {
         if (!watch.restore()) throw py::error_already_set();
       });
@@ -154,6 +194,8 @@ void bind_host_watch(py::module_& m) {
 void bind_callables(py::module_& m) {
   bind_observer(m);
   bind_state(m);
+  bind_gradients(m);
+  bind_arguments(m);
   bind_host_watch(m);
 }
 

@@ -29,32 +29,53 @@ PyObject* entry(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// A number that differs for tensors of other shapes, strides, offsets or types.
-uint64_t layout_of(const at::Tensor& tensor) {
-  uint64_t layout = static_cast<uint64_t>(tensor.scalar_type());
-  if (tensor.layout() != c10::kStrided) return layout;
-  const auto mix = [&](int64_t value) {
-    layout = (layout ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
-    layout ^= layout >> 32;
-  };
-  for (const int64_t size : tensor.sizes()) mix(size);
-  for (const int64_t stride : tensor.strides()) mix(stride);
-  mix(tensor.storage_offset());
-  mix((tensor.is_conj() ? 2 : 0) + (tensor.is_neg() ? 1 : 0));
-  return layout;
+// The dictionary of an object's attributes, borrowed; null if it has none of its own.
+PyObject* attributes_of(PyObject* object) {
+  PyObject** attributes = _PyObject_GetDictPtr(object);
+  return attributes == nullptr ? nullptr : *attributes;
+}
+
+bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
+  return std::ranges::any_of(keys, [&](PyObject* other) { return is_same(key, other); });
+}
+
+// Another one after each modification; 0 where Python does not count them.
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  (void)dict;
+  return 0;
+#endif
 }
 
 }  // namespace
 
-void HostWatch::add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent,
-                         bool is_whole) {
-  Dict watched{dict, is_whole, {}};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
-    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
-  }
+void HostWatch::add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent) {
+  Dict watched{dict, false, {}, {}};
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(absent, i), nullptr);
   }
+  add(std::move(watched), keys, values);
+}
+
+void HostWatch::add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values,
+                               PyObject* left_out) {
+  Dict watched{dict, true, {}, {}};
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(left_out); ++i) {
+    watched.left_out.push_back(PyTuple_GET_ITEM(left_out, i));
+  }
+  add(std::move(watched), keys, values);
+}
+
+void HostWatch::add(Dict watched, PyObject* keys, PyObject* values) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
+    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
+  }
+  versions_.emplace_back(watched.dict, 0);
   dicts_.push_back(std::move(watched));
 }
 
@@ -70,22 +91,64 @@ void HostWatch::add_cell(PyObject* cell, PyObject* content) {
   cells_.push_back({cell, PyTuple_GET_SIZE(content) > 0 ? PyTuple_GET_ITEM(content, 0) : nullptr});
 }
 
-HostWatch::Tensor HostWatch::describe(PyObject* tensor) {
+HostWatch::Tensor HostWatch::describe(PyObject* object) {
   const auto size = [](PyObject* hooks) {
     return hooks != nullptr && PyDict_Check(hooks) ? PyDict_GET_SIZE(hooks) : 0;
   };
-  const auto* variable = reinterpret_cast<THPVariable*>(tensor);
-  return {tensor,
-          THPVariable_Unpack(tensor).requires_grad(),
+  const auto* variable = reinterpret_cast<THPVariable*>(object);
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const bool is_strided = tensor.layout() == c10::kStrided;
+  return {object,
+          tensor.requires_grad(),
           variable->backward_hooks,
           size(variable->backward_hooks),
           variable->post_accumulate_grad_hooks,
           size(variable->post_accumulate_grad_hooks),
-          layout_of(THPVariable_Unpack(tensor))};
+          tensor.scalar_type(),
+          is_strided,
+          is_strided ? conj_neg_bits_of(tensor) : ConjNegBits{},
+          is_strided ? static_cast<uint32_t>(tensor.dim()) : 0};
 }
 
-void HostWatch::add_tensor(PyObject* tensor) {
-  tensors_.push_back(describe(tensor));
+void HostWatch::add_tensor(PyObject* object) {
+  tensors_.push_back(describe(object));
+  if (!tensors_.back().is_strided) return;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
+  layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
+  layouts_.push_back(tensor.storage_offset());
+}
+
+// Asks for the memory that the comparison of tensor `i` will read: tensors lie all over the heap,
+// each behind two pointers.
+void HostWatch::prefetch(size_t i) const {
+  constexpr size_t kStep = 4;  // tensors between one pointer and the next
+  if (i + 2 * kStep < tensors_.size()) __builtin_prefetch(tensors_[i + 2 * kStep].tensor);
+  if (i + kStep >= tensors_.size()) return;
+  const auto* tensor = reinterpret_cast<const char*>(
+      THPVariable_Unpack(tensors_[i + kStep].tensor).unsafeGetTensorImpl());
+  for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += 64) {
+    __builtin_prefetch(tensor + offset);
+  }
+}
+
+bool HostWatch::tensors_hold() const {
+  const int64_t* layout = layouts_.data();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    prefetch(i);
+    const Tensor& watched = tensors_[i];
+    if (describe(watched.tensor) != watched) return false;
+    if (!watched.is_strided) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(watched.tensor);
+    const size_t dimensions = watched.dimensions;
+    if (!std::equal(layout, layout + dimensions, tensor.sizes().begin()) ||
+        !std::equal(layout + dimensions, layout + 2 * dimensions, tensor.strides().begin()) ||
+        layout[2 * dimensions] != tensor.storage_offset()) {
+      return false;
+    }
+    layout += 2 * dimensions + 1;
+  }
+  return true;
 }
 
 std::array<PyObject*, 3> HostWatch::parts_of(PyObject* function) {
@@ -98,7 +161,7 @@ void HostWatch::add_function(PyObject* function) {
 }
 
 void HostWatch::add_instance(PyObject* instance) {
-  instances_.emplace_back(instance, Py_TYPE(instance));
+  instances_.push_back({instance, Py_TYPE(instance), attributes_of(instance)});
 }
 
 void HostWatch::add_class(PyObject* type) {
@@ -106,21 +169,36 @@ void HostWatch::add_class(PyObject* type) {
   classes_.push_back({object, object->tp_version_tag});
 }
 
-bool HostWatch::holds(const Dict& watched) {
-  if (!watched.is_whole) {
-    return std::ranges::all_of(watched.items, [&](const auto& item) {
-      return is_same(entry(watched.dict, item.first), item.second);
-    });
-  }
-  if (PyDict_GET_SIZE(watched.dict) != static_cast<Py_ssize_t>(watched.items.size())) return false;
-  PyObject* key = nullptr;
-  PyObject* value = nullptr;
-  Py_ssize_t position = 0;
-  for (const auto& [known_key, known_value] : watched.items) {
-    if (PyDict_Next(watched.dict, &position, &key, &value) == 0) return false;
-    if (key != known_key || !is_same(value, known_value)) return false;
+bool HostWatch::dicts_hold() {
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    auto& [dict, known] = versions_[i];
+    const uint64_t version = version_of(dict);
+    if (version != 0 && version == known) continue;
+    if (!holds(dicts_[i])) return false;
+    known = version;  // of before the comparison, in which Python may run
   }
   return true;
+}
+
+bool HostWatch::holds(const Dict& watched) {
+  if (watched.is_whole) return holds_as_a_whole(watched);
+  return std::ranges::all_of(watched.items, [&](const auto& item) {
+    return is_same(entry(watched.dict, item.first), item.second);
+  });
+}
+
+bool HostWatch::holds_as_a_whole(const Dict& watched) {
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  auto known = watched.items.begin();
+  for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, &value) != 0;) {
+    if (!watched.left_out.empty() && is_among(key, watched.left_out)) continue;
+    if (known == watched.items.end() || key != known->first || !is_same(value, known->second)) {
+      return false;
+    }
+    ++known;
+  }
+  return known == watched.items.end();
 }
 
 bool HostWatch::holds(const List& watched) {
@@ -132,31 +210,48 @@ bool HostWatch::holds(const List& watched) {
   return true;
 }
 
-bool HostWatch::holds(const Tensor& watched) {
-  return describe(watched.tensor) == watched;
-}
-
-bool HostWatch::holds() const {
+bool HostWatch::holds() {
   const auto is_unchanged = [](const auto& watched) { return holds(watched); };
-  return std::ranges::all_of(dicts_, is_unchanged) && std::ranges::all_of(lists_, is_unchanged) &&
+  return dicts_hold() && std::ranges::all_of(lists_, is_unchanged) &&
          std::ranges::all_of(cells_,
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
                              }) &&
-         std::ranges::all_of(tensors_, is_unchanged) &&
+         tensors_hold() &&
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
-         std::ranges::all_of(
-             instances_,
-             [](const auto& watched) { return Py_TYPE(watched.first) == watched.second; }) &&
+         std::ranges::all_of(instances_,
+                             [](const Instance& watched) {
+                               return Py_TYPE(watched.instance) == watched.type &&
+                                      attributes_of(watched.instance) == watched.attributes;
+                             }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
            return watched.type->tp_version_tag == watched.version;
          });
 }
 
+// All keys where nothing is left out, so that the order is put back, too.
+bool HostWatch::remove_others(const Dict& watched) {
+  if (watched.left_out.empty()) {
+    PyDict_Clear(watched.dict);
+    return true;
+  }
+  PyObject* keys = PyDict_Keys(watched.dict);
+  if (keys == nullptr) return false;
+  bool is_done = true;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); ++i) {
+    PyObject* key = PyList_GET_ITEM(keys, i);
+    const auto is_it = [&](const auto& item) { return item.first == key; };
+    if (is_among(key, watched.left_out) || std::ranges::any_of(watched.items, is_it)) continue;
+    is_done &= PyDict_DelItem(watched.dict, key) == 0;
+  }
+  Py_DECREF(keys);
+  return is_done;
+}
+
 bool HostWatch::restore(const Dict& watched) {
-  if (watched.is_whole && !holds(watched)) PyDict_Clear(watched.dict);
+  if (watched.is_whole && !holds(watched) && !remove_others(watched)) return false;
   for (const auto& [key, value] : watched.items) {
     PyObject* now = entry(watched.dict, key);
     if (is_same(now, value)) continue;

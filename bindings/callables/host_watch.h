@@ -4,9 +4,14 @@
 // what it was when the graph was recorded. Python finds the places (python/pygraph/callables/
 // reachable.py); there may be thousands, which are compared at each call, so they are compared
 // here: by identity, and numbers and strings by value where they are other objects.
+//
+// Python up to 3.12 gives a dictionary a new version at each modification, unique in the process. A
+// dictionary that still has the version with which it was compared last is not compared again. (A
+// module of PyTorch has some 14 dictionaries, an optimizer one for each parameter.)
 #pragma once
 
 #include <Python.h>
+#include <c10/core/ScalarType.h>
 
 #include <array>
 #include <cstddef>
@@ -14,15 +19,18 @@
 #include <utility>
 #include <vector>
 
+#include "tensors/arguments.h"
+
 namespace pygraph::bindings {
 
 // Its references are borrowed: who makes it holds all that it is given, where Python's garbage
 // collector sees it. To be used with Python's lock.
 class HostWatch {
  public:
-  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples); if it is
-  // watched as a whole, nothing else.
-  void add_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent, bool is_whole);
+  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples).
+  void add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent);
+  // Of a dictionary `keys` with `values`, in this order, and nothing else but perhaps `left_out`.
+  void add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* left_out);
   void add_list(PyObject* list, PyObject* items);
   // `content`: a tuple of what is in the cell, or of nothing.
   void add_cell(PyObject* cell, PyObject* content);
@@ -30,13 +38,13 @@ class HostWatch {
   void add_tensor(PyObject* tensor);
   // Its code and defaults, which the caller holds.
   void add_function(PyObject* function);
-  // Of which class it is.
+  // Of which class it is, and which dictionary its attributes are in.
   void add_instance(PyObject* instance);
   // Its version: whether an attribute of it or of its bases was set.
   void add_class(PyObject* type);
 
   // Whether everything is as it was when it was added.
-  bool holds() const;
+  bool holds();
   // Puts back what dictionaries, lists and cells had. False with a Python error set on failure.
   bool restore();
 
@@ -45,6 +53,7 @@ class HostWatch {
     PyObject* dict;
     bool is_whole;
     std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
+    std::vector<PyObject*> left_out;
   };
   struct List {
     PyObject* list;
@@ -61,12 +70,20 @@ class HostWatch {
     Py_ssize_t hook_count;
     PyObject* post_hooks;
     Py_ssize_t post_hook_count;
-    uint64_t layout;
+    c10::ScalarType dtype;
+    bool is_strided;
+    ConjNegBits conj_neg;
+    uint32_t dimensions;  // the rest is in layouts_: sizes, strides, offset; only of strided ones
     bool operator==(const Tensor&) const = default;
   };
   struct Function {
     PyObject* function;
     std::array<PyObject*, 3> parts;  // code, defaults, defaults of keywords
+  };
+  struct Instance {
+    PyObject* instance;
+    PyTypeObject* type;
+    PyObject* attributes;  // or null
   };
   struct Class {
     PyTypeObject* type;
@@ -75,17 +92,25 @@ class HostWatch {
   static Tensor describe(PyObject* tensor);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
   static bool holds(const Dict& watched);
+  static bool holds_as_a_whole(const Dict& watched);
   static bool holds(const List& watched);
-  static bool holds(const Tensor& watched);
   static bool restore(const Dict& watched);
+  static bool remove_others(const Dict& watched);
   static bool restore(const List& watched);
+  void add(Dict watched, PyObject* keys, PyObject* values);
+  bool dicts_hold();
+  bool tensors_hold() const;
+  void prefetch(size_t i) const;
 
   std::vector<Dict> dicts_;
+  // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
+  std::vector<std::pair<PyObject*, uint64_t>> versions_;
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;
+  std::vector<int64_t> layouts_;  // of the tensors, in a row
   std::vector<Function> functions_;
-  std::vector<std::pair<PyObject*, PyTypeObject*>> instances_;
+  std::vector<Instance> instances_;
   std::vector<Class> classes_;
 };
 

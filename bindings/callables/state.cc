@@ -1,5 +1,7 @@
 #include "callables/state.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -26,6 +28,17 @@ std::pair<const char*, const char*> range_of(const at::Tensor& tensor) {
   return {first, first + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
 }
 
+bool overlap(PyObject* tensors) {
+  std::vector<std::pair<const char*, const char*>> ranges;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+    if (has_memory(tensor) && tensor.numel() > 0) ranges.push_back(range_of(tensor));
+  }
+  std::ranges::sort(ranges);
+  const auto starts_before_end = [](const auto& a, const auto& b) { return b.first < a.second; };
+  return std::ranges::adjacent_find(ranges, starts_before_end) != ranges.end();
+}
+
 }  // namespace
 
 at::Tensor flat_tensor(const c10::Storage& storage, c10::ScalarType dtype) {
@@ -38,13 +51,14 @@ at::Tensor flat_tensor(const c10::Storage& storage, c10::ScalarType dtype) {
 
 State::State(const CallObserver& observer, const std::vector<at::Tensor>& reachable,
              const std::vector<at::Tensor>& excluded, c10::Device device) {
+  std::vector<Item> items;  // by tensor
   std::unordered_set<const c10::StorageImpl*> left_out;
   for (const at::Tensor& tensor : excluded) {
     if (has_memory(tensor)) left_out.insert(memory_of(tensor));
   }
   for (const at::Tensor& tensor : reachable) {
     if (tensor.device() == device && has_memory(tensor) && !left_out.contains(memory_of(tensor))) {
-      add(tensor);
+      add(tensor, items);
     }
   }
   for (const SeenStorage& seen : observer.storages()) {
@@ -57,7 +71,7 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
     for (const WeakTensor& weak : seen.tensors) {
       const at::Tensor owner(weak.lock());
       if (!owner.defined() || memory_of(owner) != storage.unsafeGetStorageImpl()) continue;
-      add(owner);
+      add(owner, items);
       is_owned = true;
     }
     const auto found = index_.find(storage.unsafeGetStorageImpl());
@@ -65,18 +79,19 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
     if (!is_owned) {
       unowned_ = seen.user;
     } else {
-      items_[found->second].is_written |= seen.is_written;
+      items[found->second].is_written |= seen.is_written;
     }
   }
+  keep(items);
 }
 
-void State::add(const at::Tensor& tensor) {
+void State::add(const at::Tensor& tensor, std::vector<Item>& items) {
   const auto [entry, is_new] = index_.emplace(memory_of(tensor), tensors_.size());
   if (is_new) {
     tensors_.push_back(flat_tensor(tensor.storage(), tensor.scalar_type()));
-    items_.emplace_back();
+    items.emplace_back();
   }
-  add_owner(items_[entry->second], WeakTensor(tensor.getIntrusivePtr()));
+  add_owner(items[entry->second], WeakTensor(tensor.getIntrusivePtr()));
 }
 
 void State::add_owner(Item& item, const WeakTensor& owner) {
@@ -86,50 +101,61 @@ void State::add_owner(Item& item, const WeakTensor& owner) {
   if (std::ranges::none_of(item.owners, is_it)) item.owners.push_back(owner);
 }
 
-bool State::is_valid() const {
-  for (size_t i = 0; i < items_.size(); ++i) {
-    bool is_owned = false;
+void State::keep(const std::vector<Item>& items) {
+  memory_ = PointerSet(tensors_.size());
+  for (size_t i = 0; i < items.size(); ++i) {
     const c10::StorageImpl* memory = memory_of(tensors_[i]);
-    for (const WeakTensor& weak : items_[i].owners) {
-      if (weak.expired()) continue;
-      const c10::TensorImpl* owner = weak._unsafe_get_target();
-      if (!owner->has_storage() || owner->unsafe_storage().unsafeGetStorageImpl() != memory) {
-        return false;
-      }
-      is_owned = true;
-    }
-    if (!is_owned) return false;
+    memory_.insert(memory);
+    is_written_.push_back(items[i].is_written);
+    first_owner_.push_back(owners_.size());
+    for (const WeakTensor& owner : items[i].owners) owners_.push_back({owner, memory, i});
   }
-  return true;
+  first_owner_.push_back(owners_.size());
 }
 
-bool State::is_shared_by(const std::vector<at::Tensor>& tensors) const {
-  std::vector<std::pair<const char*, const char*>> ranges;  // of bytes: first, end
-  ranges.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) {
+bool State::is_valid() const {
+  size_t owned = 0;  // storages
+  size_t last = tensors_.size();
+  for (const Owner& owner : owners_) {
+    if (owner.tensor.expired()) continue;
+    const c10::TensorImpl* tensor = owner.tensor._unsafe_get_target();
+    if (!tensor->has_storage() || tensor->unsafe_storage().unsafeGetStorageImpl() != owner.memory) {
+      return false;
+    }
+    if (owner.item != last) ++owned;
+    last = owner.item;
+  }
+  return owned == tensors_.size();
+}
+
+bool State::is_shared_by(PyObject* tensors) const {
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  PointerSet seen(count);
+  bool share_storages = false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
     if (!has_memory(tensor)) continue;
-    if (index_.contains(memory_of(tensor))) return true;
-    if (tensor.numel() > 0) ranges.push_back(range_of(tensor));
+    if (memory_.contains(memory_of(tensor))) return true;
+    share_storages |= !seen.insert(memory_of(tensor));
   }
-  std::ranges::sort(ranges);
-  return std::ranges::adjacent_find(ranges, [](const auto& a, const auto& b) {
-           return b.first < a.second;
-         }) != ranges.end();
+  return share_storages && overlap(tensors);
 }
 
-void State::bump_versions(const std::vector<uint32_t>& positions) const {
-  const auto bump = [](const Item& item) {
-    for (const WeakTensor& weak : item.owners) {
-      if (weak.expired()) continue;
-      c10::TensorImpl* owner = weak._unsafe_get_target();
-      if (!owner->is_inference()) owner->bump_version();
-    }
-  };
-  for (const Item& item : items_) {
-    if (item.is_written) bump(item);
+void State::bump(size_t item) const {
+  for (size_t i = first_owner_[item]; i < first_owner_[item + 1]; ++i) {
+    if (owners_[i].tensor.expired()) continue;
+    c10::TensorImpl* owner = owners_[i].tensor._unsafe_get_target();
+    if (!owner->is_inference()) owner->bump_version();
   }
-  for (const uint32_t position : positions) {
-    if (!items_.at(position).is_written) bump(items_[position]);
+}
+
+void State::bump_versions(PyObject* positions) const {
+  for (size_t item = 0; item < is_written_.size(); ++item) {
+    if (is_written_[item]) bump(item);
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(positions); ++i) {
+    const size_t item = PyLong_AsSize_t(PyList_GET_ITEM(positions, i));
+    if (!is_written_.at(item)) bump(item);
   }
 }
 

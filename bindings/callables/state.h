@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <Python.h>
 
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "callables/call_observer.h"
+#include "callables/pointer_set.h"
 
 namespace pygraph::bindings {
 
@@ -35,24 +37,36 @@ class State {
 
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
-  // Whether the tensors overlap each other, or lie in a storage of the state. (Small gradients and
-  // those in buckets are parts of one storage that do not overlap.)
-  bool is_shared_by(const std::vector<at::Tensor>& tensors) const;
+  // Whether the tensors (of a list) overlap each other, or lie in a storage of the state. (Small
+  // gradients and those in buckets are parts of one storage that do not overlap.)
+  bool is_shared_by(PyObject* tensors) const;
   // Tells autograd that owners were written: those of storages that the observer saw written, and
-  // of the flat tensors at `positions`.
-  void bump_versions(const std::vector<uint32_t>& positions) const;
+  // of the flat tensors at `positions`, a list of numbers. Throws std::out_of_range.
+  void bump_versions(PyObject* positions) const;
 
  private:
   struct Item {
     std::vector<WeakTensor> owners;
     bool is_written = false;
   };
-  void add(const at::Tensor& tensor);
-  void add_owner(Item& item, const WeakTensor& owner);
+  struct Owner {
+    WeakTensor tensor;
+    const c10::StorageImpl* memory;
+    size_t item;
+  };
+  void add(const at::Tensor& tensor, std::vector<Item>& items);
+  static void add_owner(Item& item, const WeakTensor& owner);
+  void keep(const std::vector<Item>& items);
+  void bump(size_t item) const;
 
   std::vector<at::Tensor> tensors_;
-  std::vector<Item> items_;  // by tensor
+  // Read at each call, so in a row: the owners of each tensor's storage, tensor by tensor; where a
+  // tensor's begin (and behind the last one, where all end); whether it was seen written.
+  std::vector<Owner> owners_;
+  std::vector<size_t> first_owner_;
+  std::vector<bool> is_written_;
   std::unordered_map<const c10::StorageImpl*, size_t> index_;
+  PointerSet memory_;  // the keys of index_
   std::string unowned_;
 };
 

@@ -169,13 +169,19 @@ def drawing() -> Iterator[None]:
     if _is_part_of_a_capture():
         yield
         return
-    lock = _own_lock()
-    is_alone = lock.acquire(timeout=_LONGEST_CAPTURE)
+    lock = begin_drawing()
     try:
         yield
     finally:
-        if is_alone:
+        if lock is not None:
             lock.release()
+
+
+def begin_drawing() -> Any:
+    """As ``drawing``, for a thread that is part of no capture. Returns a lock to be released at the
+    end, or None."""
+    lock = _own_lock()
+    return lock if lock.acquire(timeout=_LONGEST_CAPTURE) else None
 
 
 def _is_part_of_a_capture() -> bool:

@@ -248,3 +248,32 @@ def test_a_callable_that_reaches_too_much_is_refused(monkeypatch: pytest.MonkeyP
     items = list(range(100))
     with pytest.raises(Unseen):
         reachable_from({"f": lambda: items})
+
+
+def test_what_is_left_out_may_change_and_nothing_else() -> None:
+    group = {"lr": 0.1, "betas": 0.9}
+    state = HostState({"group": group}, [(id(group), "lr")])
+    assert state.holds()
+    group["lr"] = 0.2
+    assert state.holds()
+    group["more"] = 1.0
+    assert not state.holds()
+    state.restore()
+    assert group == {"lr": 0.2, "betas": 0.9} and state.holds()
+    del group["lr"]
+    assert state.holds()
+    del group["betas"]
+    assert not state.holds()
+    state.restore()
+    assert group == {"betas": 0.9} and state.holds()
+
+
+def test_a_change_that_is_undone_between_two_looks_is_none() -> None:
+    holder = SimpleNamespace(number=1.0, items={"a": 1})
+    state = HostState({"holder": holder})
+    for _ in range(3):
+        assert state.holds()
+        holder.number, holder.items["a"] = 2.0, 2
+        assert not state.holds()
+        holder.number, holder.items["a"] = float("1.0"), 1
+        assert state.holds()

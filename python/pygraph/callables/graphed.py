@@ -23,7 +23,7 @@ import torch
 from pygraph import observations, options, runtime
 from pygraph.callables import optimizer_forms, rates
 from pygraph.callables.host_state import HostState
-from pygraph.callables.signature import Arguments, take_apart
+from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -69,6 +69,7 @@ class Graphed:
             observation.partitions.append(self)
 
     def _start(self) -> None:
+        self._forms = Forms()  # of arguments that variants have served
         self._variants: dict[Any, list[Variant]] = {}
         self._refused: dict[Any, tuple[str, Any]] = {}
         self._strangers = 0
@@ -97,19 +98,25 @@ class Graphed:
         if is_calling() or not _may_be_served():
             return self._function(*args, **kwargs)
         _inside.is_calling = True
+        drawing = None
         try:
-            with runtime.drawing():
-                return self._call(args, kwargs)
+            drawing = runtime.begin_drawing()  # the thread is part of no capture
+            return self._call(args, kwargs)
         finally:
             _inside.is_calling = False
+            if drawing is not None:
+                drawing.release()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = take_apart(args, kwargs)
+        known = self._forms.take_apart(args, kwargs)
+        arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None or self._is_refused(arguments) or not self._fits_rules(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
             if variant.host is not None and variant.fits(arguments) and variant.host.holds():
+                if known is None:
+                    self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._uncaptured(args, kwargs)  # another thread observes a call
@@ -324,9 +331,7 @@ def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
     if why_not() is not None or torch.compiler.is_compiling():
         return False
-    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    if torch._C._len_torch_function_stack() > 0 or torch._C._functorch.peek_interpreter_stack():
+    if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
         return False
     if torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return False

@@ -33,12 +33,17 @@ class HostState:
         self._probed = self._probe()
         self._watch = runtime.engine().HostWatch()
         self._held: list[Any] = []  # what the watch refers to, for the garbage collector to see
-        for dictionary, keys in self.found.dicts:
-            of = dictionary if keys is None else {k: dictionary[k] for k in keys if k in dictionary}
-            absent = tuple(k for k in keys or () if k not in dictionary)
-            found = (dictionary, tuple(of), tuple(of.values()), absent)
-            self._held.append(found)
-            self._watch.add_dict(*found, keys is None)
+        for dictionary, keys, left_out in self.found.dicts:
+            if keys is None:
+                kept = {k: item for k, item in dictionary.items() if not left_out or k not in left_out}
+                whole = (dictionary, tuple(kept), tuple(kept.values()), left_out)
+                self._held.append(whole)
+                self._watch.add_whole_dict(*whole)
+            else:
+                of = {k: dictionary[k] for k in keys if k in dictionary}
+                absent = tuple(k for k in keys if k not in dictionary)
+                self._held.append((dictionary, tuple(of), tuple(of.values()), absent))
+                self._watch.add_dict_items(*self._held[-1])
         for items in self.found.lists:
             self._held.append((items, tuple(items)))
             self._watch.add_list(*self._held[-1])
@@ -91,7 +96,7 @@ class HostState:
     def switches(self) -> Any:
         """A watch of the truth values alone: the modes of modules, flags."""
         watch = _Switches()
-        for dictionary, keys in self.found.dicts:
+        for dictionary, keys, _ in self.found.dicts:
             of = [k for k in (dictionary if keys is None else keys) if type(dictionary.get(k)) is bool]
             if of:
                 watch.add(dictionary, tuple(of))
@@ -127,7 +132,7 @@ class _Switches:
     def add(self, dictionary: dict[Any, Any], keys: tuple[Any, ...]) -> None:
         found = (dictionary, keys, tuple(dictionary[key] for key in keys), ())
         self._held.append(found)
-        self._watch.add_dict(*found, False)
+        self._watch.add_dict_items(*found)
 
     def holds(self) -> bool:
         return bool(self._watch.holds())

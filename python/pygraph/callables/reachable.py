@@ -71,11 +71,14 @@ class Object:
 
 @dataclasses.dataclass
 class Reachable:
-    """See the module. dicts: each with the keys that are watched, or None for all."""
+    """See the module. dicts: each with the keys that are watched, or None for all, and with keys that
+    are left out of all."""
 
     slots: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     probes: list[tuple[str, Callable[[], Any]]] = dataclasses.field(default_factory=list)
-    dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None]] = dataclasses.field(default_factory=list)
+    dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = dataclasses.field(
+        default_factory=list
+    )
     lists: list[list[Any]] = dataclasses.field(default_factory=list)
     cells: list[Any] = dataclasses.field(default_factory=list)
     functions: list[types.FunctionType] = dataclasses.field(default_factory=list)
@@ -166,7 +169,7 @@ class _Walk:
             if type(key) is str and (key in _UNREAD or (id(value), key) in self._unwatched)
         ]
         kept = {key: item for key, item in value.items() if not (left_out and key in left_out)}
-        self.found.dicts.append((value, tuple(kept) if left_out else None))
+        self.found.dicts.append((value, None, tuple(left_out)))
         names = []
         for number, (key, item) in enumerate(kept.items()):
             # Others than plain keys, such as tensors in the state of an optimizer, by their place.
@@ -234,7 +237,7 @@ class _Walk:
         """A global, and attributes of it as long as it is a module."""
         path = ""
         for name in chain:
-            self.found.dicts.append((scope, (name,)))
+            self.found.dicts.append((scope, (name,), ()))
             value = scope.get(name, self)
             if value is self:
                 self._note(path + name, "it is not there")
@@ -252,7 +255,7 @@ class _Walk:
             plain = tuple(
                 k for k, v in vars(module).items() if not isinstance(v, _CODE) and k[:2] != "__"
             )
-            self.found.dicts.append((vars(module), plain))
+            self.found.dicts.append((vars(module), plain, ()))
             self.pending.extend((vars(module)[name], f"{path}.{name}") for name in plain)
 
     def _visit_method(self, method: types.MethodType, path: str) -> None:

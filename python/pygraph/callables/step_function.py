@@ -36,7 +36,7 @@ from pygraph.callables.observed_call import (
     unfit_result,
 )
 from pygraph.callables.rates import Rated, Rates, recorded
-from pygraph.callables.signature import Arguments, put_together
+from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.user_code import is_library_file
 
 
@@ -74,8 +74,7 @@ class Surroundings:
 
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
-        found = [tensor.grad for tensor in self._used]
-        return [gradient for gradient in found if gradient is not None]
+        return runtime.engine().gradients_of(self._used) if self._used else []
 
 
 class StepFunction:
@@ -94,7 +93,8 @@ class StepFunction:
         self._form = form
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
-        self._call = threading.local()  # `inputs`, `make`, `result` of the call under way
+        self._unflatten = unflattener(form.spec)
+        self._call = threading.local()  # `arguments`, `rest`, `make`, `result` of the call under way
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -108,41 +108,51 @@ class StepFunction:
 
     def inputs(self, arguments: Arguments) -> list[Any]:
         """The inputs of a call."""
-        around = self._around
-        gradients = map(_flat, around.used_gradients())  # which may be views of larger memory
-        return [*arguments.tensors, *self._state_tensors, *gradients, *around.rates.tensors()]
+        return [*arguments.tensors, *self._state_tensors, *self._rest()]
 
-    @contextlib.contextmanager
-    def calling(self, call: Callable[[], Any], inputs: list[Any]) -> Iterator[None]:
-        """Around one call, which ``call`` makes, uncaptured: ``inputs`` are what makes it the call and
-        no rehearsal."""
-        self._call.inputs, self._call.make = list(inputs), call
-        self._call.result = None
+    def _rest(self) -> list[torch.Tensor]:
+        """Inputs that may be others at each call: gradients from before, rates."""
+        rates = self._around.rates.tensors()
+        gradients = self._around.used_gradients()  # which may be views of larger memory
+        return [*runtime.engine().flat_tensors(gradients), *rates] if gradients else rates
+
+    def call(
+        self, graphed: Callable[[list[Any]], Any], arguments: Arguments, make: Callable[[], Any]
+    ) -> tuple[Any, bool]:
+        """Makes one call by ``graphed``, the partition's callable. Returns its result, and whether the
+        callable itself has made it. make: makes the call uncaptured."""
+        own, rest = self._call, self._rest()
+        own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
         try:
-            yield
+            outputs = graphed([*arguments.tensors, *self._state_tensors, *rest])
+            if own.result is not None:
+                return own.result[0], True
+            return self._result(outputs), False
         finally:
-            self._call.inputs = self._call.make = None
-            self._call.result = None
+            own.arguments = own.rest = own.make = own.result = None
 
-    def result(self, outputs: Any) -> tuple[Any, bool]:
-        """The result of the call under way, and whether the callable itself has made it."""
-        if self._call.result is not None:
-            return self._call.result[0], True
-        count = len(self._form.kinds)
-        for tensor, gradient in zip(self._around.made, outputs[count:], strict=True):
-            tensor.grad = gradient
-        for tensor in self._around.cleared:
-            tensor.grad = None
-        return pytree.tree_unflatten(list(outputs[:count]), self._form.spec), False
+    def _is_the_call(self, given: list[Any]) -> bool:
+        """Whether these are the inputs of the call under way, which tells it from a rehearsal."""
+        arguments = getattr(self._call, "arguments", None)
+        if arguments is None:
+            return False
+        own = [*arguments.tensors, *self._state_tensors, *self._call.rest]
+        return all(a is b for a, b in zip(given, own, strict=True))
+
+    def _result(self, outputs: Any) -> Any:
+        """Of a replay; leaves its gradients."""
+        around, count = self._around, len(self._form.kinds)
+        if around.made:
+            runtime.engine().set_gradients(around.made, outputs, count)
+        if around.cleared:
+            runtime.engine().clear_gradients(around.cleared)
+        return self._unflatten(outputs[:count])
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
         given = list(inputs)
         inputs.clear()
-        own = getattr(self._call, "inputs", None)
-        if own is not None and all(a is b for a, b in zip(given, own, strict=True)):
-            return self._make_call()
-        return self.rehearse(given)
+        return self._make_call() if self._is_the_call(given) else self.rehearse(given)
 
     def _make_call(self) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(self._call.make())

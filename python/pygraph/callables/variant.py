@@ -132,7 +132,7 @@ class Variant:
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
-        return bool(runtime.engine().gradient_pattern(around.tensors) == self._pattern)
+        return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments overlap each other, or share memory with what the variant uses: a
@@ -157,10 +157,7 @@ class Variant:
     def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
         """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
-        inputs = self._step.inputs(arguments)
-        with self._step.calling(make, inputs):
-            outputs = self.partition.callable(inputs)
-            result, is_own = self._step.result(outputs)
+        result, is_own = self._step.call(self.partition.callable, arguments, make)
         if not is_own:
             self._tell_autograd(arguments)
         return result

@@ -1,0 +1,69 @@
+// The form of the arguments of a call, which tells whether those of another call are alike.
+//
+// To take arguments apart in Python (python/pygraph/callables/signature.py) takes some 10 us. Most
+// calls are made with arguments of the same form as the last ones: the same containers with the
+// same keys, equal values, tensors in the same places. So a form that was seen is kept as a list of
+// nodes, in the order of PyTorch's pytree, and the next arguments are compared with it.
+//
+// Only what is common has a form: tuples, lists and dictionaries, with strings or integers as keys;
+// tensors; values; and other objects, which must be the same ones. A form says yes only where
+// Python would find an equal key; where it says no, Python looks.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "callables/modes.h"
+
+namespace pygraph::bindings {
+
+// To be used with Python's lock. Of objects that are no values it keeps addresses alone.
+class ArgumentForm {
+ public:
+  // With the modes of the thread. Null where such arguments have no form. `node_types`: pytree's
+  // dictionary of what is a container; the types of leaves are not to be in it.
+  static std::unique_ptr<ArgumentForm> of(const pybind11::tuple& args, const pybind11::dict& kwargs,
+                                          const pybind11::dict& node_types);
+
+  // If the arguments and the modes of the thread are alike: the leaves, and the tensors among them,
+  // each once. Otherwise None.
+  pybind11::object match(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
+
+  // The types of the leaves. Who keeps the form must keep them.
+  pybind11::list leaf_types() const;
+
+ private:
+  enum class Kind : uint8_t { kTuple, kList, kDict, kTensor, kValue, kObject };
+  struct Node {
+    Kind kind;
+    PyTypeObject* type;                // of the object; a tensor may also be a parameter
+    Py_ssize_t number = 0;             // elements of a container; which of the tensors
+    bool requires_grad = false;        // of a tensor
+    pybind11::object value{};          // of a value; a tuple of a dictionary's keys
+    const PyObject* object = nullptr;  // which object; not to be followed
+  };
+  struct Found {
+    const Node* next;
+    pybind11::list leaves;
+    pybind11::list tensors;  // each once
+  };
+
+  explicit ArgumentForm(pybind11::dict node_types);
+  bool add(PyObject* object, std::vector<PyObject*>& tensors, int depth);
+  bool add_dict(PyObject* dict, std::vector<PyObject*>& tensors, int depth);
+  bool add_leaf(PyObject* leaf, std::vector<PyObject*>& tensors);
+  static bool visit(PyObject* object, Found& found);
+  static bool visit_dict(PyObject* dict, Found& found);
+  static bool visit_tensor(const Node& node, PyObject* tensor, Found& found);
+  bool are_leaves() const;
+
+  Modes modes_;
+  pybind11::dict node_types_;
+  std::vector<Node> nodes_;
+  std::vector<PyTypeObject*> leaf_types_;  // each once
+};
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,102 @@
+#include "callables/gradients.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <stdexcept>
+
+namespace pygraph::bindings {
+namespace {
+
+char has_gradient(PyObject* tensors, Py_ssize_t i) {
+  return THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).grad().defined() ? 1 : 0;
+}
+
+// Kept for good, so that it needs not be looked up.
+PyObject* name_of_gradient() {
+  static PyObject* name = PyUnicode_InternFromString("grad");
+  return name;
+}
+
+// Whether an assignment to `tensor.grad` ends in PyTorch's own setter.
+bool has_own_setter(PyTypeObject* type) {
+  const PyObject* setter = _PyType_Lookup(type, name_of_gradient());
+  return type->tp_setattro == PyObject_GenericSetAttr && setter != nullptr &&
+         Py_TYPE(setter) == &PyGetSetDescr_Type;
+}
+
+// Of what type `tensor.grad` may be; older releases ask for the tensor's own.
+template <typename Tensor>
+bool is_expected_type(const Tensor& tensor, c10::ScalarType dtype) {
+  if constexpr (requires { tensor.grad_dtype(); }) {
+    return tensor.grad_dtype() == dtype && tensor.scalar_type() == dtype;
+  } else {
+    return tensor.scalar_type() == dtype;
+  }
+}
+
+// Whether the setter would do nothing but store the value: everything that it checks holds, and no
+// mode of __torch_function__ is to be told.
+bool is_plain_assignment(PyObject* object, PyObject* value) {
+  if (!THPVariable_CheckExact(object) || !THPVariable_CheckExact(value) || object == value) {
+    return false;
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const at::Tensor& gradient = THPVariable_Unpack(value);
+  return tensor.layout() == c10::kStrided && gradient.layout() == c10::kStrided &&
+         tensor.device() == gradient.device() && is_expected_type(tensor, gradient.scalar_type()) &&
+         tensor.options().type_equal(gradient.options()) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         !gradient.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         tensor.sizes().equals(gradient.sizes()) &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 && has_own_setter(Py_TYPE(object));
+}
+
+// A setter may run Python, which may change the list.
+bool set_gradient(PyObject* tensors, Py_ssize_t i, PyObject* value) {
+  if (is_plain_assignment(PyList_GET_ITEM(tensors, i), value)) {
+    THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).mutable_grad() = THPVariable_Unpack(value);
+    return true;
+  }
+  PyObject* tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+  const int failed = PyObject_SetAttr(tensor, name_of_gradient(), value);
+  Py_DECREF(tensor);
+  return failed == 0;
+}
+
+}  // namespace
+
+std::string gradient_pattern(PyObject* tensors) {
+  std::string pattern(PyList_GET_SIZE(tensors), 0);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) pattern[i] = has_gradient(tensors, i);
+  return pattern;
+}
+
+bool has_gradient_pattern(PyObject* tensors, std::string_view pattern) {
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  if (static_cast<size_t>(count) != pattern.size()) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (has_gradient(tensors, i) != pattern[i]) return false;
+  }
+  return true;
+}
+
+bool set_gradients(PyObject* tensors, PyObject* values, Py_ssize_t first) {
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  if (PySequence_Fast_GET_SIZE(values) - first != count) {
+    throw std::invalid_argument("not as many gradients as tensors");
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    if (!set_gradient(tensors, i, PySequence_Fast_GET_ITEM(values, first + i))) return false;
+  }
+  return true;
+}
+
+bool clear_gradients(PyObject* tensors) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    if (!set_gradient(tensors, i, Py_None)) return false;
+  }
+  return true;
+}
+
+}  // namespace pygraph::bindings

@@ -1,0 +1,22 @@
+// The gradients of lists of tensors: which there are, and setting them. Needs Python's lock.
+#pragma once
+
+#include <Python.h>
+
+#include <string>
+#include <string_view>
+
+namespace pygraph::bindings {
+
+// One byte per tensor of a list: 1 where it has a gradient.
+std::string gradient_pattern(PyObject* tensors);
+bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
+
+// As `tensor.grad = gradient` in Python, for the tensors of a list; the gradients are those of
+// `values` (a list or a tuple) from `first` on. Throws std::invalid_argument where there are more
+// or fewer of them. False with a Python error set on failure.
+bool set_gradients(PyObject* tensors, PyObject* values, Py_ssize_t first);
+// `tensor.grad = None`. False with a Python error set on failure.
+bool clear_gradients(PyObject* tensors);
+
+}  // namespace pygraph::bindings

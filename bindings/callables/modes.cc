@@ -1,0 +1,54 @@
+#include "callables/modes.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+namespace pygraph::bindings {
+namespace {
+
+Modes::Autocast autocast_of(c10::DeviceType device) {
+  return {at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)};
+}
+
+}  // namespace
+
+Modes current_modes() {
+  return {c10::GradMode::is_enabled(),
+          c10::InferenceMode::is_enabled(),
+          at::autocast::is_autocast_cache_enabled(),
+          c10::typeMetaToScalarType(c10::get_default_dtype()),
+          {autocast_of(c10::kCUDA), autocast_of(c10::kCPU)},
+          at::detail::getDefaultCPUGenerator().current_seed()};
+}
+
+std::string Modes::text() const {
+  std::string text;
+  const auto add = [&](auto value) {
+    text += std::to_string(static_cast<uint64_t>(value));
+    text += ' ';
+  };
+  add(grad);
+  add(inference);
+  add(autocast_cache);
+  add(default_dtype);
+  for (const auto& [is_enabled, dtype] : autocast) {
+    add(is_enabled);
+    add(dtype);
+  }
+  add(seed);
+  return text;
+}
+
+bool are_operators_watched() {
+  return torch::autograd::AnomalyMode::is_enabled() ||
+         c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+}
+
+}  // namespace pygraph::bindings

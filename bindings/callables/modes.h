@@ -1,0 +1,38 @@
+// PyTorch's modes of a thread that decide what a callable computes, or whether it may be replayed.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace pygraph::bindings {
+
+// Those that Python and operators obey, and that are no switches (tensors/switches.h).
+struct Modes {
+  struct Autocast {
+    bool is_enabled;
+    c10::ScalarType dtype;
+    bool operator==(const Autocast&) const = default;
+  };
+  bool grad;
+  bool inference;
+  bool autocast_cache;
+  c10::ScalarType default_dtype;
+  std::array<Autocast, 2> autocast;  // of the GPU, of the CPU
+  uint64_t seed;                     // of the CPU's default generator
+  bool operator==(const Modes&) const = default;
+
+  // Equal for equal modes.
+  std::string text() const;
+};
+
+// As of now, in this thread.
+Modes current_modes();
+
+// Whether something of the program's must see the operators of this thread: anomaly detection,
+// modes of __torch_dispatch__ and __torch_function__.
+bool are_operators_watched();
+
+}  // namespace pygraph::bindings
