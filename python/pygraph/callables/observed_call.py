@@ -137,7 +137,7 @@ def _look_back(
     seen.effects = [*before.changes(after), *seen.effects]
     leaves = watched_tensors(before)
     seen.gradients = [
-        Gradient(tensor, old is not None and observer.has_used(old), fate(old, tensor.grad))
+        Gradient(tensor, _is_used(old, arguments, observer), fate(old, tensor.grad))
         for tensor, old in zip(leaves, gradients, strict=True)
     ]
     old_gradients = [gradient for gradient in gradients if gradient is not None]
@@ -186,6 +186,13 @@ def _versions(arguments: Arguments) -> list[int]:
     if not torch.is_grad_enabled():
         return []
     return [t._version for t in arguments.tensors if t.requires_grad and not t.is_inference()]
+
+
+def _is_used(gradient: torch.Tensor | None, arguments: Arguments, observer: Any) -> bool:
+    """Whether a gradient from before is an input of its own."""
+    if gradient is None or any(gradient is tensor for tensor in arguments.tensors):
+        return False
+    return bool(observer.has_used(gradient))
 
 
 def _share_memory(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

@@ -25,7 +25,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.fused_optimizers import Rates, capturable, followed_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import (
     Form,
@@ -36,6 +35,7 @@ from pygraph.callables.observed_call import (
     kinds_of,
     unfit_result,
 )
+from pygraph.callables.rates import Rated, Rates, recorded
 from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.user_code import is_library_file
 
@@ -48,7 +48,7 @@ class Surroundings:
     """What a callable reads besides its arguments, as observed.
 
     host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
-    groups: of fused optimizers. followed: those of them whose learning rates are inputs.
+    followed: groups of optimizers whose learning rates are inputs. fused: of fused optimizers.
     made, cleared: tensors whose gradients the callable makes, or sets to None.
     """
 
@@ -57,16 +57,17 @@ class Surroundings:
         host: HostState,
         state: Any,
         gradients: list[Gradient],
-        groups: list[dict[str, Any]],
+        followed: list[Rated],
+        fused: list[dict[str, Any]],
         device: torch.device,
     ) -> None:
         self.host = host
         self.state = state
         self.gradients = gradients
-        self.groups = groups
         self.device = device
-        self.followed = followed_groups(groups)
-        self.rates = Rates(self.followed, device)
+        self.followed = followed
+        self.fused = fused
+        self.rates = Rates(followed, device)
         self.tensors = [gradient.tensor for gradient in gradients]
         self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
         self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
@@ -212,7 +213,7 @@ class StepFunction:
             undo.enter_context(runtime.capturing())
             undo.enter_context(in_this_thread())
             undo.enter_context(self._put_back(kept))
-            undo.enter_context(capturable(around.groups, around.followed, given[end:]))
+            undo.enter_context(recorded(around.fused, around.followed, given[end:]))
             exchange = runtime.engine().StorageExchange(own, given[first:end])
             undo.callback(exchange.undo)
             torch.clear_autocast_cache()
