@@ -113,6 +113,14 @@ void State::keep(const std::vector<Item>& items) {
   first_owner_.push_back(owners_.size());
 }
 
+std::vector<uint32_t> State::written() const {
+  std::vector<uint32_t> positions;
+  for (uint32_t i = 0; i < is_written_.size(); ++i) {
+    if (is_written_[i]) positions.push_back(i);
+  }
+  return positions;
+}
+
 bool State::is_valid() const {
   size_t owned = 0;  // storages
   size_t last = tensors_.size();

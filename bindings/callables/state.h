@@ -35,6 +35,9 @@ class State {
   // An operator that uses memory of which no owner is alive; empty if there is none.
   const std::string& unowned() const { return unowned_; }
 
+  // Positions of the storages that the observer saw written.
+  std::vector<uint32_t> written() const;
+
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
   // Whether the tensors (of a list) overlap each other, or lie in a storage of the state. (Small

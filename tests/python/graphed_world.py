@@ -57,7 +57,8 @@ class Replaying:
     def verify(self, inputs: list[Any], before: list[Any], replayed: Sequence[Any]) -> Sequence[Any]:
         """Makes the call, and compares a replay on ``before`` with it."""
         kept = list(inputs)
-        outputs = self.function(inputs)
+        with runtime.comparing():
+            outputs = self.function(inputs)
         self.written = frozenset(
             i for i, (a, b) in enumerate(zip(kept, before, strict=True)) if a._version != b._version
         )

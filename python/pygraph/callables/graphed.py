@@ -110,7 +110,7 @@ class Graphed:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
-        if arguments is None or self._is_refused(arguments) or not self._fits_rules(arguments):
+        if arguments is None or self._is_refused(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -139,13 +139,6 @@ class Graphed:
             return self._function(*args, **kwargs)
         with rates.as_tensors(self._rated, self._device):
             return self._function(*args, **kwargs)
-
-    def _fits_rules(self, arguments: Arguments) -> bool:
-        """Whether such a call can have a graph, by its arguments. If not, it is refused."""
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments.tensors):
-            self._refuse(arguments, "an argument requires a gradient; pass it detached")
-            return False
-        return True
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
@@ -310,8 +303,14 @@ class Graphed:
             found[key] = Entry()
             found[key].refuse(reason, 0)
         with self._lock:
-            waiting = [v for of in self._variants.values() for v in of if v.partition is None]
-        return found | {id(variant): Entry() for variant in waiting}
+            variants = [v for of in self._variants.values() for v in of]
+        for variant in variants:
+            if variant.reason:
+                found[id(variant)] = Entry()
+                found[id(variant)].refuse(variant.reason, 0)
+            elif variant.partition is None:
+                found[id(variant)] = Entry()
+        return found
 
 
 def why_not() -> str | None:
@@ -329,6 +328,8 @@ def is_calling() -> bool:
 
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
+    if torch.autograd.forward_ad._current_level >= 0:  # tensors may have tangents
+        return False
     if why_not() is not None or torch.compiler.is_compiling():
         return False
     if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
@@ -350,11 +351,13 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     on the host that can be seen (``pygraph.stats()`` tells what), and a call has none if what the
     function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
 
-    Results must not require gradients, unless their backward is run in the call: such results come
-    detached. Options are those of the backend without the prefix: ``select``, ``audit``,
-    ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``; and ``adapt_optimizers``: with
-    True, PyTorch's optimizers that count steps on the CPU are made capturable at the first call, and
-    learning rates are tensors during calls, which rounds differently. Raises ValueError for others.
+    Gradients flow through it: where results require gradients, the backward gets graphs, too. Results
+    whose backward is run in the call come detached.
+
+    Options are those of the backend without the prefix: ``select``, ``audit``, ``max_graphs``,
+    ``lanes`` (1 unless given), ``record_capacity_gib``; and ``adapt_optimizers``: with True, PyTorch's
+    optimizers that count steps on the CPU are made capturable at the first call, and learning rates
+    are tensors during calls, which rounds differently. Raises ValueError for others.
     Without a GPU, and in every case that is not understood, the function is called as it is. So it is
     in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
     on a GPU.

@@ -64,6 +64,7 @@ class Surroundings:
         self.host = host
         self.state = state
         self.gradients = gradients
+        self.device = device
         self.followed = followed
         self.fused = fused
         self.rates = Rates(followed, device)
@@ -75,6 +76,13 @@ class Surroundings:
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
         return runtime.engine().gradients_of(self._used) if self._used else []
+
+    def owners(self) -> dict[int, torch.Tensor]:
+        """By storage of the state: a tensor of the program's that has it."""
+        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
+        by_address = {_flat(tensor).data_ptr(): tensor for tensor in reversed(found)}
+        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
+        return {i: by_address[address] for i, address in numbered if address in by_address}
 
 
 class StepFunction:
@@ -117,19 +125,30 @@ class StepFunction:
         return [*runtime.engine().flat_tensors(gradients), *rates] if gradients else rates
 
     def call(
-        self, graphed: Callable[[list[Any]], Any], arguments: Arguments, make: Callable[[], Any]
-    ) -> tuple[Any, bool]:
-        """Makes one call by ``graphed``, the partition's callable. Returns its result, and whether the
-        callable itself has made it. make: makes the call uncaptured."""
+        self,
+        graphed: Callable[[list[Any]], Any],
+        arguments: Arguments,
+        make: Callable[[], Any],
+        tell_replayed: Callable[[Arguments], None],
+    ) -> Any:
+        """Makes one call by ``graphed``, the partition's callable. Returns its result. make: makes the
+        call uncaptured. tell_replayed: is told where the callable itself has not made it."""
         own, rest = self._call, self._rest()
         own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
         try:
             outputs = graphed([*arguments.tensors, *self._state_tensors, *rest])
             if own.result is not None:
-                return own.result[0], True
-            return self._result(outputs), False
+                return own.result[0]
+            if self._is_replayed:
+                tell_replayed(arguments)
+            return self._result(outputs)
         finally:
             own.arguments = own.rest = own.make = own.result = None
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a replay has made the call under way, and not the callable itself."""
+        return self._call.result is None
 
     def _is_the_call(self, given: list[Any]) -> bool:
         """Whether these are the inputs of the call under way, which tells it from a rehearsal."""
@@ -165,12 +184,17 @@ class StepFunction:
         args, kwargs = put_together(self._example, given[: self._tensor_count])
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
         leaves = self._detached(leaves)
+        self._check_form(leaves, spec)
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise NotGraphable("a result requires a gradient, which none did before")
+        return self._outputs(leaves)
+
+    def _check_form(self, leaves: list[Any], spec: Any) -> None:
         failure = unfit_result(leaves)
         if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
             failure = "it returns another structure than it did before"
         if failure:
             raise NotGraphable(failure)
-        return self._outputs(leaves)
 
     def _detached(self, leaves: list[Any]) -> list[Any]:
         positions = self._form.detached

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.callables.backward_function import Backwards
+from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
+from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction, Surroundings
 from pygraph.options import Options
@@ -105,10 +108,15 @@ class Variant:
             fused_groups(seen.host.found.optimizers.values()),
             device,
         )
-        step = StepFunction(self._function, arguments, around, seen.form)
+        step: StepFunction
+        if seen.form.is_differentiable:
+            backwards = Backwards(self.name, around, self._options)
+            step = ForwardFunction(self._function, arguments, around, seen.form, backwards)
+        else:
+            step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
             name=self.name,
-            kind="inference",
+            kind="forward" if seen.form.is_differentiable else "inference",
             device=device.index or 0,
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
@@ -116,6 +124,7 @@ class Variant:
             mutated=frozenset(),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
+            saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
         )
@@ -139,6 +148,10 @@ class Variant:
         recording's stand-ins would not."""
         assert self._around is not None
         tensors = [*arguments.tensors, *self._around.used_gradients()]
+        if isinstance(self._step, ForwardFunction) and len(tensors) > 1:
+            addresses = [address_of(tensor) for tensor in tensors]  # parts of one storage, too
+            if len(set(addresses)) < len(addresses):
+                return True
         return bool(self._around.state.is_shared_by(tensors))
 
     def accept(self, now: HostState) -> bool:
@@ -157,10 +170,15 @@ class Variant:
     def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
         """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
-        result, is_own = self._step.call(self.partition.callable, arguments, make)
-        if not is_own:
-            self._tell_autograd(arguments)
-        return result
+        step = self._step
+        if isinstance(step, ForwardFunction) and (step.refusal or _hooks_are_active()):
+            return make()
+        return step.call(self.partition.callable, arguments, make, self._tell_autograd)
+
+    @property
+    def reason(self) -> str:
+        """Why calls that it fits run as they are, if that was found after they were observed."""
+        return self._step.refusal if isinstance(self._step, ForwardFunction) else ""
 
     def _tell_autograd(self, arguments: Arguments) -> None:
         """Python would have counted the versions of what is written."""
@@ -170,6 +188,8 @@ class Variant:
             first, end = self._step.state_positions.start, self._step.state_positions.stop
             self._written_state = [i - first for i in self._written if first <= i < end]
             self._written_arguments = [i for i in self._written if i < first]
+            if isinstance(self._step, ForwardFunction):
+                self._step.written |= frozenset(self._written_state)
         self._around.state.bump_versions(self._written_state)
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
@@ -177,6 +197,11 @@ class Variant:
 
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)
+
+
+def _hooks_are_active() -> bool:
+    """Hooks for saved tensors around the call, such as checkpointing's: they see what is saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def host_state(roots: dict[str, Any], adapts: bool = False) -> HostState:
