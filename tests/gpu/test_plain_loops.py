@@ -33,11 +33,13 @@ class Loop:
         torch.manual_seed(0)
         self.model = normed().cuda()
         self.optimizer: Any = optimizer(self.model.parameters())
-        self.model.compile(backend="pygraph", options={"pygraph.optimizers": optimizers})
+        # In place, `compile()` does nothing for modules of torch.nn itself in PyTorch 2.11.
+        options = {"pygraph.optimizers": optimizers}
+        self.call: Any = torch.compile(self.model, backend="pygraph", options=options)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(x), y)
+        loss = F.cross_entropy(self.call(x), y)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -64,8 +66,8 @@ def assert_trains_alike(train: Train, optimizer: Callable[..., Any] = adamw) -> 
     assert step_replays() == 0
     loop = Loop(optimizer, "auto")
     train(loop)
-    for a, b in zip(loop.state(), state, strict=True):
-        assert torch.equal(a, b), pygraph.stats()
+    for a, b in zip(loop.state(), state, strict=True):  # where a step was skipped, with infinities
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
     return loop
 
 
@@ -117,7 +119,7 @@ def test_a_scaler_is_followed(optimizer: Any, clips: bool) -> None:
         for i, (x, y) in enumerate(batches(_STEPS)):
             loop.optimizer.zero_grad()
             with torch.autocast("cuda", torch.float16):
-                loss = F.cross_entropy(loop.model(x * (torch.inf if i == 9 else 1)), y)
+                loss = F.cross_entropy(loop.call(x * (torch.inf if i == 9 else 1)), y)
             scaler.scale(loss).backward()
             if clips:
                 scaler.unscale_(loop.optimizer)
@@ -133,7 +135,7 @@ def test_a_scaler_is_followed(optimizer: Any, clips: bool) -> None:
 def test_gradients_are_accumulated() -> None:
     def train(loop: Loop) -> None:
         for i, (x, y) in enumerate(batches(4 * _STEPS)):
-            F.cross_entropy(loop.model(x), y).backward()
+            F.cross_entropy(loop.call(x), y).backward()
             if i % 4 == 3:
                 loop.optimizer.step()
                 loop.optimizer.zero_grad()
@@ -160,7 +162,7 @@ def test_a_checkpoint_is_loaded_and_a_group_added_midway() -> None:
             if i == 2 * _STEPS:
                 loop.optimizer.add_param_group({"params": [extra], "lr": 1e-2})
             loop.optimizer.zero_grad()
-            F.cross_entropy(loop.model(x) * extra, y).backward()
+            F.cross_entropy(loop.call(x) * extra, y).backward()
             loop.optimizer.step()
 
     kept = assert_trains_alike(train)
