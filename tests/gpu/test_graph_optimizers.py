@@ -93,7 +93,7 @@ def replays() -> int:
 
 
 def _has(name: str, **options: Any) -> bool:
-    """Not Adagrad, fused, before the release that has it for a GPU; some find out in their first step."""
+    """Not Adagrad, fused, before the release that has it for a GPU, which its first step tells."""
     parameter = torch.nn.Parameter(torch.ones(2, 2, device="cuda"))
     parameter.grad = torch.ones_like(parameter)
     try:
