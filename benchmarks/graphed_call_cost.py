@@ -113,7 +113,7 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
         "may it be served?": graphed._may_be_served,
         "arguments": lambda: step._forms.take_apart((x, y), {}),
         "another form": lambda: take_apart((x, y), {}),
-        "rules": lambda: (step._is_refused(arguments), step._fits_rules(arguments)),
+        "rules": lambda: step._is_refused(arguments),
         "state, gradients": lambda: variant.fits(arguments),
         "host": host.holds,
         "shared memory": lambda: variant.is_shared_by(arguments),

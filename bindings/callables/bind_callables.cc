@@ -3,6 +3,7 @@
 
 #include "bind.h"
 #include "callables/argument_form.h"
+#include "callables/autograd_graph.h"
 #include "callables/call_observer.h"
 #include "callables/gradients.h"
 #include "callables/host_watch.h"
@@ -93,6 +94,7 @@ void bind_state(py::module_& m) {
       }))
       .def("tensors", [](const State& state) { return wrap(state.tensors()); })
       .def_property_readonly("unowned", &State::unowned)
+      .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
       .def("is_shared_by",
            [](const State& state, const py::list& tensors) {
@@ -117,6 +119,26 @@ void bind_state(py::module_& m) {
         return std::make_unique<StorageExchange>(tensors_of(own), tensors_of(given));
       }))
       .def("undo", &StorageExchange::undo);
+}
+
+void bind_autograd_graph(py::module_& m) {
+  // What is reached, whether anything else is, and a node with a hook.
+  m.def("survey_graph", [](const py::list& results, const py::list& ends) {
+    const GraphSurvey survey = survey_graph(tensors_of(results), tensors_of(ends));
+    return py::make_tuple(survey.reached, survey.reaches_others, survey.hooked);
+  });
+  m.def("reroute_graph",
+        [](const py::list& results, const py::list& ends, const py::list& instead) {
+          reroute_graph(tensors_of(results), tensors_of(ends), tensors_of(instead));
+        });
+  m.def("lead_gradients", [](const py::object& tensor, const py::object& leaf) {
+    lead_gradients(THPVariable_Unpack(tensor.ptr()), THPVariable_Unpack(leaf.ptr()));
+  });
+  py::class_<FreshAccumulators>(m, "FreshAccumulators")
+      .def(py::init([](const py::list& leaves) {
+        return std::make_unique<FreshAccumulators>(tensors_of(leaves));
+      }))
+      .def("undo", &FreshAccumulators::undo);
 }
 
 void bind_gradients(py::module_& m) {
@@ -194,6 +216,7 @@ void bind_host_watch(py::module_& m) {
 void bind_callables(py::module_& m) {
   bind_observer(m);
   bind_state(m);
+  bind_autograd_graph(m);
   bind_gradients(m);
   bind_arguments(m);
   bind_host_watch(m);

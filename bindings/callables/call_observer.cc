@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "record/memory_reports.h"
 #include "record/operator_schema.h"
 
 namespace pygraph::bindings {
@@ -54,7 +55,7 @@ bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& s
 }  // namespace
 
 // The addresses that the allocators have handed out on this thread, and not taken back.
-class FreshMemory : public c10::MemoryReportingInfoBase {
+class FreshMemory : public MemoryReports {
  public:
   // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
   void reportMemoryUsage(void* pointer, int64_t size, size_t /*total_allocated*/,
@@ -65,7 +66,6 @@ class FreshMemory : public c10::MemoryReportingInfoBase {
       addresses_.erase(pointer);
     }
   }
-  bool memoryProfilingEnabled() const override { return true; }
   bool contains(const void* address) const { return addresses_.contains(address); }
 
  private:

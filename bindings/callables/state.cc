@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "record/operator_schema.h"
 #include "tensors/outputs.h"
@@ -17,6 +18,25 @@ bool has_memory(const at::Tensor& tensor) {
 
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
+}
+
+// From its first byte to the end of its last one; what lies in between may be another tensor's.
+std::pair<const char*, const char*> range_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const auto* first = static_cast<const char*>(tensor.const_data_ptr());
+  return {first, first + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
+}
+
+bool overlap(PyObject* tensors) {
+  std::vector<std::pair<const char*, const char*>> ranges;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+    if (has_memory(tensor) && tensor.numel() > 0) ranges.push_back(range_of(tensor));
+  }
+  std::ranges::sort(ranges);
+  const auto starts_before_end = [](const auto& a, const auto& b) { return b.first < a.second; };
+  return std::ranges::adjacent_find(ranges, starts_before_end) != ranges.end();
 }
 
 }  // namespace
@@ -93,6 +113,14 @@ void State::keep(const std::vector<Item>& items) {
   first_owner_.push_back(owners_.size());
 }
 
+std::vector<uint32_t> State::written() const {
+  std::vector<uint32_t> positions;
+  for (uint32_t i = 0; i < is_written_.size(); ++i) {
+    if (is_written_[i]) positions.push_back(i);
+  }
+  return positions;
+}
+
 bool State::is_valid() const {
   size_t owned = 0;  // storages
   size_t last = tensors_.size();
@@ -111,12 +139,14 @@ bool State::is_valid() const {
 bool State::is_shared_by(PyObject* tensors) const {
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   PointerSet seen(count);
+  bool share_storages = false;
   for (Py_ssize_t i = 0; i < count; ++i) {
     const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
     if (!has_memory(tensor)) continue;
-    if (memory_.contains(memory_of(tensor)) || !seen.insert(memory_of(tensor))) return true;
+    if (memory_.contains(memory_of(tensor))) return true;
+    share_storages |= !seen.insert(memory_of(tensor));
   }
-  return false;
+  return share_storages && overlap(tensors);
 }
 
 void State::bump(size_t item) const {

@@ -35,9 +35,13 @@ class State {
   // An operator that uses memory of which no owner is alive; empty if there is none.
   const std::string& unowned() const { return unowned_; }
 
+  // Positions of the storages that the observer saw written.
+  std::vector<uint32_t> written() const;
+
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
-  // Whether the tensors (of a list) share memory with each other or with the state.
+  // Whether the tensors (of a list) overlap each other, or lie in a storage of the state. (Small
+  // gradients and those in buckets are parts of one storage that do not overlap.)
   bool is_shared_by(PyObject* tensors) const;
   // Tells autograd that owners were written: those of storages that the observer saw written, and
   // of the flat tensors at `positions`, a list of numbers. Throws std::out_of_range.

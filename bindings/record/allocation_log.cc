@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include "record/memory_reports.h"
 #include "record/node_count.h"
 
 namespace pygraph::bindings {
@@ -9,7 +10,7 @@ namespace {
 
 thread_local AddressSpace* t_space = nullptr;
 
-class Observer : public c10::MemoryReportingInfoBase {
+class Observer : public MemoryReports {
  public:
   Observer(const Driver& driver, CUstream stream, Range range, std::shared_ptr<AllocationLog> log)
       : driver_(driver), stream_(stream), range_(range), log_(std::move(log)) {}
@@ -25,7 +26,6 @@ class Observer : public c10::MemoryReportingInfoBase {
       log_->free(address, nodes());
     }
   }
-  bool memoryProfilingEnabled() const override { return true; }
 
  private:
   // Outside the capture: as many as there were.

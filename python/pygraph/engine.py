@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         GivenAway = _engine.GivenAway
         GraphedCallable = _engine.GraphedCallable
         FreeObserver = _engine.FreeObserver
+        FreshAccumulators = _engine.FreshAccumulators
         HostWatch = _engine.HostWatch
         NotGivenAway = _engine.NotGivenAway
         NotRelocatable = _engine.NotRelocatable
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         graphed_callable = staticmethod(_engine.graphed_callable)
         has_gradient_pattern = staticmethod(_engine.has_gradient_pattern)
         has_transform_wrapper = staticmethod(_engine.has_transform_wrapper)
+        lead_gradients = staticmethod(_engine.lead_gradients)
         memory_of = staticmethod(_engine.memory_of)
         modes = staticmethod(_engine.modes)
         module_call = staticmethod(_engine.module_call)
@@ -65,9 +67,11 @@ if TYPE_CHECKING:
         parameter_loader = staticmethod(_engine.parameter_loader)
         pause = staticmethod(_engine.pause)
         remove_graph = staticmethod(_engine.remove_graph)
+        reroute_graph = staticmethod(_engine.reroute_graph)
         saved_hooks_guard = staticmethod(_engine.saved_hooks_guard)
         set_gradients = staticmethod(_engine.set_gradients)
         signature = staticmethod(_engine.signature)
+        survey_graph = staticmethod(_engine.survey_graph)
         wait = staticmethod(_engine.wait)
         waiting_seconds = staticmethod(_engine.waiting_seconds)
         whole_graph_callable = staticmethod(_engine.whole_graph_callable)

@@ -17,6 +17,7 @@ _PREFIX = "pygraph."
 
 
 SELECTIONS = ("auto", "always", "never")
+OPTIMIZERS = ("auto", "off")
 
 
 def _default_selection() -> str:
@@ -51,6 +52,8 @@ class Options:
         (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
         which every program has the same result, "all" for those as well with which guards miss some
         changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
+    optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too,
+        where that is faster (pygraph/callables/optimizer_steps.py); "off": they run as they are.
     warm_start: let AOTAutograd load a program from its cache, with its partitions
         (:mod:`pygraph.compile.warm_start`).
     record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
@@ -64,6 +67,7 @@ class Options:
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
     patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
+    optimizers: str = "auto"
     warm_start: bool = False
     record_capacity_gib: int = 1024
 
@@ -85,6 +89,8 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
     if name == "select":
         return name, _one_of(SELECTIONS, f"option {key!r}", value)
+    if name == "optimizers":
+        return name, _one_of(OPTIMIZERS, f"option {key!r}", value)
     if name == "patches":
         return name, selection.parse(f"option {key!r}", value)
     if name == "transforms":

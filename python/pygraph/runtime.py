@@ -155,6 +155,25 @@ def harmless(doing: str) -> Iterator[None]:
         note(logging.WARNING, "%s failed: %s: %s", doing, type(error).__name__, error)
 
 
+_compared = threading.local()  # `is_call`: the thread makes a call whose outputs are compared
+
+
+@contextlib.contextmanager
+def comparing() -> Iterator[None]:
+    """Around an uncaptured call whose outputs are compared with a replay's."""
+    _compared.is_call = True
+    try:
+        yield
+    finally:
+        _compared.is_call = False
+
+
+def is_compared() -> bool:
+    """Whether this thread makes such a call: its outputs must be complete. (The outputs of others go to
+    the caller alone.)"""
+    return getattr(_compared, "is_call", False)
+
+
 class OthersDraw(RuntimeError):
     """Other threads run functions that may draw random numbers, for long. Later there may be none."""
 

@@ -131,7 +131,7 @@ def test_a_training_loop_is_what_it_is_without_graphs() -> None:
         expected = train()
     assert_same(train(), expected)
     _expect_passed_audits()
-    assert {row.name for row in captured()} == {"forward", "backward"}
+    assert {row.name for row in captured()} >= {"forward", "backward"}  # and the optimizer's step
 
 
 def test_a_backward_that_takes_its_inputs_memory() -> None:

@@ -69,7 +69,7 @@ def test_a_frozen_learning_rate_of_another_optimizer_is_never_used() -> None:
 def test_an_optimizer_that_counts_on_the_cpu_is_refused_by_name() -> None:
     training = Training(mlp, lambda p: torch.optim.Adam(p, fused=False))
     step = pygraph.graph(training.step)
-    for x, y in batches(4):
+    for x, y in batches(10):
         step(x, y)
     assert "fused=True" in pygraph.stats()[0].reason
 

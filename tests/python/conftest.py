@@ -14,7 +14,7 @@ from pygraph import runtime, torch_patches
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import selection, state
 
-from . import graphed_world
+from . import gradient_world, graphed_world
 from .compiled_programs import Backend, OurBackend
 from .graphed_world import Replaying, partitions_of
 from .selector_world import World
@@ -52,6 +52,12 @@ def backend(request: pytest.FixtureRequest, patched: None) -> Iterator[Backend]:
 def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
     """Those of graphed callables, on the CPU."""
     yield from partitions_of(lambda: graphed_world.install(monkeypatch))
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
+    """Partitions of callables inside of differentiated programs, on the CPU."""
+    yield from partitions_of(lambda: gradient_world.install(monkeypatch))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph import runtime
 from pygraph.callables import variant
 from pygraph.gpu.clones import clone_shared_storages
 
@@ -52,10 +53,10 @@ class _Tape(TorchDispatchMode):
         refer = lambda x: pytree.tree_map(self._refer, x)  # noqa: E731
         given = (refer(args), refer(kwargs))
         out = func(*args, **kwargs)
-        self._alive.append(out)
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and self._refer(leaf)[0] == "constant":
                 self._born[leaf.untyped_storage().data_ptr()] = len(self._born)
+                self._alive.append(leaf.detach())  # its memory: so its address stays its own
         made = refer(out)
         self.steps.append((func, *given, made))
         return out
@@ -108,7 +109,8 @@ class Frozen(Replaying):
             if self.calls <= 4:  # compared calls: Python runs
                 before = clone_shared_storages(given, list(range(len(given))))
                 replayed = self.tape.replay(before, self.outputs)
-                outputs = self.function(list(given))
+                with runtime.comparing():
+                    outputs = self.function(list(given))
                 graphed_world.assert_equal([*outputs, *given], [*replayed, *before])
                 return outputs
             return self.tape.replay(given, self.outputs)

@@ -8,6 +8,7 @@ the memory that it is given, and leaves the host alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import fused_optimizers, probes, variant
+from pygraph.callables import graphed, optimizer_forms, optimizer_steps, probes, variant
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -56,7 +57,8 @@ class Replaying:
     def verify(self, inputs: list[Any], before: list[Any], replayed: Sequence[Any]) -> Sequence[Any]:
         """Makes the call, and compares a replay on ``before`` with it."""
         kept = list(inputs)
-        outputs = self.function(inputs)
+        with runtime.comparing():
+            outputs = self.function(inputs)
         self.written = frozenset(
             i for i, (a, b) in enumerate(zip(kept, before, strict=True)) if a._version != b._version
         )
@@ -80,6 +82,18 @@ def partitions_of(install: Callable[[], type[Replaying]]) -> Iterator[type[Repla
         runtime.partitions.discard(partition)
 
 
+def _device_of(tensors: list[torch.Tensor]) -> torch.device | None:
+    return tensors[0].device if tensors else None
+
+
+def _allow_capturable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms of optimizers that PyTorch leaves to GPUs, on the CPU."""
+    monkeypatch.setattr(optimizer_forms, "can_be_captured_on", lambda device: True)
+    for name in ("adam", "adamax", "nadam", "radam", "rmsprop", "rprop", "asgd", "adadelta"):
+        module = sys.modules[f"torch.optim.{name}"]
+        monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     """Returns the class of the partitions, whose ``all`` has those that are made."""
     monkeypatch.setattr(Replaying, "all", [], raising=False)
@@ -87,7 +101,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(variant, "Partition", Replaying)
-    monkeypatch.setattr(variant, "device_of", lambda tensors: tensors[0].device if tensors else None)
+    for module in (variant, graphed, optimizer_steps):
+        monkeypatch.setattr(module, "device_of", _device_of)
     monkeypatch.setattr(probes, "is_on_host", lambda tensor: False)
-    monkeypatch.setattr(fused_optimizers, "_RATE", torch.float64)  # the CPU's kernels take doubles
+    _allow_capturable(monkeypatch)
     return Replaying

@@ -13,12 +13,13 @@ ROOT = Path(__file__).parents[2]
 _PYTHON_CALLS = {
     *("refuse", "deselect", "Attempt", "NotRelocatable", "PoolInUse", "OthersDraw", "ImportError"),
     *("VerificationError", "WrongReplay", "_refusing", "_gap", "Cut"),
-    *("_refuse", "NotGraphable", "Unseen"),
+    *("_refuse", "NotGraphable", "Unseen", "give_up"),
 }
 _PYTHON_NAMES = {"failure", "reason", "refusal"}
 _PYTHON_FUNCTIONS = {
     *("describe_failure", "_describe", "_reason", "_note_uncapturable", "_saved_elsewhere"),
     *("unavailable_reason", "unfit_result", "_host_tensors", "_survivors", "describe_effects"),
+    *("refusal", "_remedy", "advice"),
 }
 _PYTHON_FOLDERS = ("callables", "partition", "record", "report", "select", "verify")
 _PYTHON_FILES = ("engine.py", "runtime.py")

@@ -196,3 +196,25 @@ def test_a_flat_tensor_covers_a_storage() -> None:
     storage = torch.arange(6, dtype=torch.int32)
     flat = runtime.engine().flat_tensor(storage[2:4].view(2, 1))
     assert torch.equal(flat, storage)
+
+
+def test_functions_of_autograd_may_be_called() -> None:
+    """They ask for the profiler's configuration while operators are observed."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    weight = torch.ones(4, 4, requires_grad=True)
+    observer = runtime.engine().CallObserver(lambda name: None)
+    try:
+        for _ in range(50):
+            Twice.apply(torch.ones(3, 4) @ weight)
+    finally:
+        observer.end()
+    assert observer.unknown == ""

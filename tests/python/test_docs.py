@@ -124,7 +124,7 @@ def test_the_steps_of_a_page_run(name: str) -> None:
 
 
 def test_the_steps_of_the_how_to_have_graphs_and_train_alike(
-    partitions: Any, monkeypatch: pytest.MonkeyPatch
+    gradients: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = compile(_code_of(DOCS / "how-to" / "graph-a-training-step.md"), "page", "exec")
     found: list[dict[str, Any]] = []
@@ -136,7 +136,8 @@ def test_the_steps_of_the_how_to_have_graphs_and_train_alike(
     plain, graphed = (of["model"].state_dict() for of in found)
     assert all(torch.equal(plain[name], graphed[name]) for name in plain)
     assert reason() == ""
-    names = {partition.info.name for partition in partitions.all if partition.replays > 0}
+    names = {partition.info.name for partition in gradients.all if partition.replays > 0}
     assert names == {
-        *("train_step", "amp_step", "accumulated_step", "accumulate", "update", "averaged_step")
+        *("train_step", "amp_step", "accumulated_step", "accumulate", "update", "averaged_step"),
+        *("Sequential", "Sequential backward"),
     }

@@ -12,6 +12,25 @@ import pygraph
 from .graphed_programs import Training, assert_same, batches, replays, sgd
 
 
+def test_parts_of_a_tensor_that_do_not_overlap_are_replayed(partitions: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x + y
+
+    graphed = pygraph.graph(function)
+    whole, expected = torch.zeros(8), torch.zeros(8)
+    for i in range(12):
+        split = 3 if i % 2 else 4
+        got = graphed(whole[:3], whole[split : split + 3])
+        assert torch.equal(got, function(expected[:3], expected[split : split + 3]))
+    assert torch.equal(whole, expected) and replays(partitions) > 5
+    before = replays(partitions)
+    for start in (0, 1, 2):
+        got = graphed(whole[:3], whole[start : start + 3])
+        assert torch.equal(got, function(expected[:3], expected[start : start + 3]))
+    assert torch.equal(whole, expected) and replays(partitions) == before
+
+
 def test_arguments_that_share_memory_are_not_replayed(partitions: Any) -> None:
     function = pygraph.graph(lambda a, b: a.add_(1) + b)
     for _ in range(6):

@@ -70,10 +70,12 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     if not calls:
         raise ValueError("pygraph.check needs at least one batch")
     calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
-    graphed = Graphed(function, options.own({"lanes": 1, "select": "always"}))
+    chosen = options.own({"lanes": 1, "select": "always"})
+    graphed = step.like(function, chosen) if isinstance(step, Graphed) else Graphed(function, chosen)
+    plain = graphed.prepared()
     program = _Program(function)
     known = set(runtime.partitions)
-    expected, again = program.series(function, calls), program.series(function, calls)
+    expected, again = program.series(plain, calls), program.series(plain, calls)
     found = program.series(graphed, calls)
     rows = [row for row in runtime.all_partitions() if row is graphed or row not in known]
     entries = [entry for row in rows for entry in row.entries.values()]

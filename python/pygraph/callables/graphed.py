@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from pygraph import observations, options, runtime
+from pygraph.callables import optimizer_forms, rates
 from pygraph.callables.host_state import HostState
 from pygraph.callables.signature import Arguments, Forms, take_apart
-from pygraph.callables.variant import Variant, host_state
+from pygraph.callables.variant import Variant, device_of, host_state
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
@@ -43,9 +44,19 @@ class Graphed:
     ``entries`` and ``info`` are for ``pygraph.stats()``: of calls that no partition handles.
     """
 
-    def __init__(self, function: Callable[..., Any], chosen: Options) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        chosen: Options,
+        adapts: bool = False,
+        level: int = logging.WARNING,
+    ) -> None:
+        """adapts: whether optimizers may be given the form that a graph can hold. level: of the log,
+        for reasons."""
         self._function = function
         self._options = chosen
+        self._adapts = adapts
+        self._level = level
         self._lock = threading.RLock()
         self.__wrapped__ = function
         self.__doc__ = getattr(function, "__doc__", None)
@@ -68,6 +79,9 @@ class Graphed:
         self._strangers = 0
         self._resting = ""  # why calls are no more observed
         self._rested = 0  # calls since
+        # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
+        self._rated: list[rates.Rated] = []
+        self._device: torch.device | None = None
 
     def reset(self) -> None:
         """Drops all graphs; the next calls are observed again."""
@@ -78,14 +92,14 @@ class Graphed:
 
     def anew(self) -> Graphed:
         """The same callable with the same options, and no graphs yet."""
-        return Graphed(self._function, self._options)
+        return Graphed(self._function, self._options, self._adapts, self._level)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is its first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "is_calling", False) or not _may_be_served():
+        if is_calling() or not _may_be_served():
             return self._function(*args, **kwargs)
         _inside.is_calling = True
         drawing = None
@@ -100,7 +114,7 @@ class Graphed:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
-        if arguments is None or self._is_refused(arguments) or not self._fits_rules(arguments):
+        if arguments is None or self._is_refused(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -109,7 +123,7 @@ class Graphed:
                     self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
         if not self._lock.acquire(blocking=False):
-            return self._function(*args, **kwargs)  # another thread observes a call
+            return self._uncaptured(args, kwargs)  # another thread observes a call
         try:
             return self._unknown_call(arguments, args, kwargs)
         finally:
@@ -120,15 +134,15 @@ class Graphed:
     ) -> Any:
         self._strangers = 0
         if variant.is_shared_by(arguments):
-            return self._function(*args, **kwargs)
-        return variant.call(arguments, lambda: self._function(*args, **kwargs))
+            return self._uncaptured(args, kwargs)
+        return variant.call(arguments, lambda: self._uncaptured(args, kwargs))
 
-    def _fits_rules(self, arguments: Arguments) -> bool:
-        """Whether such a call can have a graph, by its arguments. If not, it is refused."""
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments.tensors):
-            self._refuse(arguments, "an argument requires a gradient; pass it detached")
-            return False
-        return True
+    def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function, whose graph gives the same bits."""
+        if not self._rated:
+            return self._function(*args, **kwargs)
+        with rates.as_tensors(self._rated, self._device):
+            return self._function(*args, **kwargs)
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
@@ -140,7 +154,7 @@ class Graphed:
             if self._rested % _CALLS_PER_LOOK != 0:
                 return self._function(*args, **kwargs)
         try:
-            now = host_state(roots)
+            now = self._look_at(roots)
         except Exception as error:  # of what the walk has met
             self._refuse(arguments, runtime.first_line(error) or type(error).__name__)
             return self._function(*args, **kwargs)
@@ -159,6 +173,33 @@ class Graphed:
             changed = ["the memory or the gradients that it uses"]
         return self._stranger(now, changed, arguments, args, kwargs)
 
+    def like(self, function: Callable[..., Any], chosen: Options) -> Graphed:
+        """Another one, which treats optimizers in the same way."""
+        return Graphed(function, chosen, self._adapts)
+
+    def prepared(self) -> Callable[..., Any]:
+        """Gives the function's optimizers their form. Returns the function as it is called without a
+        graph."""
+        if self._adapts and _may_be_served():
+            self._look_at({self.__name__: self._function})
+        return lambda *args, **kwargs: self._uncaptured(args, kwargs)
+
+    def _look_at(self, roots: dict[str, Any]) -> HostState:
+        now = host_state(roots, self._adapts)
+        if not self._adapts:
+            return now
+        names = optimizer_forms.adapt(now.found.optimizers.values())
+        if names:
+            runtime.notice_once(
+                f"{self.__name__}: {', '.join(sorted(set(names)))} counts steps on the GPU from now on "
+                "(capturable=True), which rounds differently"
+            )
+            now = host_state(roots, self._adapts)
+        groups = rates.followed(now.found.optimizers.values(), adapted=True)
+        self._rated = [rated for rated in groups if not rated.is_exact]
+        self._device = device_of(list(now.found.tensors.values()))
+        return now
+
     def _stranger(
         self,
         now: HostState,
@@ -172,8 +213,8 @@ class Graphed:
         if self._resting or self._strangers > _MOST_STRANGERS:
             if not self._resting:
                 what = changed[0] if changed else "what is passed to it"
-                self._resting = f"{what} differs from call to call"
-                self._note(self._resting)
+                advice = optimizer_forms.advice(what, now.found.optimizers)
+                self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
             return self._function(*args, **kwargs)
         # One whose tensors are gone never fits again, and must not keep them.
         kept = [
@@ -181,7 +222,7 @@ class Graphed:
             for v in self._variants.pop(arguments.key, [])
             if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
         ]
-        variant = Variant(self.__name__, self._function, self._options)
+        variant = Variant(self.__name__, self._function, self._options, self._adapts)
         self._variants[arguments.key] = [*kept, variant][-_MOST_VARIANTS:]
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
             del self._variants[next(iter(self._variants))]
@@ -196,7 +237,8 @@ class Graphed:
         kwargs: dict[str, Any],
     ) -> Any:
         try:
-            result = variant.observe(now, arguments, args, kwargs)
+            make = lambda: self._uncaptured(args, kwargs)  # noqa: E731
+            result = variant.observe(now, arguments, args, kwargs, make)
         except BaseException:  # the program's
             self._strangers = max(0, self._strangers - 1)
             if variant.observed == 0:
@@ -225,7 +267,19 @@ class Graphed:
         return False
 
     def _note(self, reason: str) -> None:
-        runtime.note(logging.WARNING, "%s stays uncaptured: %s", self.__name__, reason)
+        runtime.note(self._level, "%s stays uncaptured: %s", self.__name__, reason)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether calls have been refused, or are no more observed."""
+        return bool(self._resting or self._refused)
+
+    def give_up(self, reason: str) -> None:
+        """Calls are no more observed. Graphs that there are stay in use."""
+        with self._lock:
+            if not self._resting:
+                self._resting = reason
+                self._note(reason)
 
     def graphed_attributes(self) -> tuple[str, ...]:
         """Names of what the program has stored in attributes, as a function that counts its calls
@@ -240,7 +294,7 @@ class Graphed:
         if found is self:
             return self.__qualname__
         kept = {name: vars(self)[name] for name in self.graphed_attributes()}
-        return Graphed, (self._function, self._options), kept or None
+        return Graphed, (self._function, self._options, self._adapts), kept or None
 
     @property
     def info(self) -> PartitionInfo:
@@ -250,7 +304,7 @@ class Graphed:
     @property
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
-        unavailable = _why_not()
+        unavailable = why_not()
         for reason in (unavailable, self._resting):
             if reason:
                 reasons[reason] = reason
@@ -259,11 +313,17 @@ class Graphed:
             found[key] = Entry()
             found[key].refuse(reason, 0)
         with self._lock:
-            waiting = [v for of in self._variants.values() for v in of if v.partition is None]
-        return found | {id(variant): Entry() for variant in waiting}
+            variants = [v for of in self._variants.values() for v in of]
+        for variant in variants:
+            if variant.reason:
+                found[id(variant)] = Entry()
+                found[id(variant)].refuse(variant.reason, 0)
+            elif variant.partition is None:
+                found[id(variant)] = Entry()
+        return found
 
 
-def _why_not() -> str | None:
+def why_not() -> str | None:
     """Why no callable has a graph in this process; None if callables may have one."""
     reason = runtime.unavailable_reason()
     if reason is None and os.environ.get(_USE_UNTESTED) != "1":
@@ -271,9 +331,16 @@ def _why_not() -> str | None:
     return reason
 
 
+def is_calling() -> bool:
+    """Whether this thread is in a call of a graphed callable."""
+    return getattr(_inside, "is_calling", False)
+
+
 def _may_be_served() -> bool:
     """Whether calls of this thread can have graphs now."""
-    if _why_not() is not None or torch.compiler.is_compiling():
+    if torch.autograd.forward_ad._current_level >= 0:  # tensors may have tangents
+        return False
+    if why_not() is not None or torch.compiler.is_compiling():
         return False
     if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
         return False
@@ -294,9 +361,13 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     on the host that can be seen (``pygraph.stats()`` tells what), and a call has none if what the
     function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
 
-    Results must not require gradients, unless their backward is run in the call: such results come
-    detached. Options are those of the backend without the prefix: ``select``, ``audit``,
-    ``max_graphs``, ``lanes`` (1 unless given), ``record_capacity_gib``. Raises ValueError for others.
+    Gradients flow through it: where results require gradients, the backward gets graphs, too. Results
+    whose backward is run in the call come detached.
+
+    Options are those of the backend without the prefix: ``select``, ``audit``, ``max_graphs``,
+    ``lanes`` (1 unless given), ``record_capacity_gib``; and ``adapt_optimizers``: with True, PyTorch's
+    optimizers that count steps on the CPU are made capturable at the first call, and learning rates
+    are tensors during calls, which rounds differently. Raises ValueError for others.
     Without a GPU, and in every case that is not understood, the function is called as it is. So it is
     in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
     on a GPU.
@@ -304,17 +375,20 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md tells how it works.
     """
-    allowed = ("select", "audit", "max_graphs", "lanes", "record_capacity_gib")
+    allowed = ("select", "audit", "max_graphs", "lanes", "record_capacity_gib", "adapt_optimizers")
     unknown = [name for name in chosen if name not in allowed]
     if unknown:
         raise ValueError(
             f"unknown option {unknown[0]!r} of pygraph.graph; it has: {', '.join(allowed)}"
         )
+    adapts = chosen.pop("adapt_optimizers", False)
+    if not isinstance(adapts, bool):
+        raise ValueError(f"option 'adapt_optimizers' of pygraph.graph takes a bool, got {adapts!r}")
     parsed = options.own({"lanes": 1} | chosen)
     if function is None:
-        return lambda given: Graphed(given, parsed)
+        return lambda given: Graphed(given, parsed, adapts)
     if isinstance(function, (classmethod, staticmethod)):
-        return type(function)(Graphed(function.__func__, parsed))
+        return type(function)(Graphed(function.__func__, parsed, adapts))
     if not callable(function):
         raise TypeError(f"pygraph.graph takes a callable, not {type(function).__name__}")
-    return Graphed(function, parsed)
+    return Graphed(function, parsed, adapts)

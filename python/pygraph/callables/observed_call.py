@@ -39,11 +39,12 @@ class Gradient:
 @dataclasses.dataclass(frozen=True)
 class Form:
     """Of a result. spec: its tree. kinds: of its leaves. detached: leaves whose backward is run in the
-    call."""
+    call. is_differentiable: whether gradients flow from other results, or could flow to arguments."""
 
     spec: Any
     kinds: tuple[type, ...]
     detached: frozenset[int]
+    is_differentiable: bool = False
 
 
 @dataclasses.dataclass
@@ -84,6 +85,7 @@ def observed_call(
         uncapturable.append(f"{what}: {name}{calling_line()}")
 
     drawn, layouts = random_state(), layouts_of(arguments)
+    versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
     torch.clear_autocast_cache()  # what is in it was made in no call
@@ -100,7 +102,10 @@ def observed_call(
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
     if used:
         result = pytree.tree_unflatten(results, spec)
-    seen = Observation(result, Form(spec, kinds_of(results), used), before)
+    needing = [*results, *(arguments.tensors if torch.is_grad_enabled() else ())]
+    is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
+    form = Form(spec, kinds_of(results), used, is_differentiable)
+    seen = Observation(result, form, before)
     seen.effects = sorted(output)
     if layouts_of(arguments) != layouts:
         seen.effects.append("a tensor that is passed to it, beyond its contents")
@@ -116,6 +121,8 @@ def observed_call(
             seen.refusal = unfit_result(results)
         elif _returns_its_own(result, seen.host):
             seen.refusal = "it returns a list or a dictionary that it keeps; return a copy"
+        elif _versions(arguments) != versions:
+            seen.refusal = "it writes to an argument that requires a gradient"
     except Exception as error:  # of what the walk has met; the call is made
         seen.refusal = runtime.first_line(error) or type(error).__name__
     return seen
@@ -134,7 +141,7 @@ def _look_back(
     seen.effects = [*before.changes(after), *seen.effects]
     leaves = watched_tensors(before)
     seen.gradients = [
-        Gradient(tensor, old is not None and observer.has_used(old), fate(old, tensor.grad))
+        Gradient(tensor, _is_used(old, arguments, observer), fate(old, tensor.grad))
         for tensor, old in zip(leaves, gradients, strict=True)
     ]
     old_gradients = [gradient for gradient in gradients if gradient is not None]
@@ -144,7 +151,7 @@ def _look_back(
     state = seen.state = runtime.engine().State(observer, reachable, excluded, device)
     if _share_memory(arguments.tensors, reachable):
         seen.refusal = "an argument shares memory with what it reaches"
-    elif any(t.requires_grad for t in arguments.tensors) and observer.backward_nodes:
+    elif observer.backward_nodes and any(_has_gradient(t) for t in arguments.tensors):
         seen.refusal = "an argument requires a gradient; pass it detached"
     elif observer.unknown:
         seen.refusal = f"operator {observer.unknown} works on tensors whose memory is not known"
@@ -152,6 +159,8 @@ def _look_back(
         seen.refusal = "it uses more than one device"
     elif state.unowned:
         seen.refusal = f"operator {state.unowned} uses memory that no tensor known from before holds"
+    elif seen.form.is_differentiable:  # what autograd has saved is still alive
+        seen.refusal = _host_tensors(observer, device) or _not_differentiable(seen, before, observer)
     else:
         known = [*tensors_in(seen.result), *new_gradients]
         # A container that the call has filled and replaced is kept by nothing but this.
@@ -172,6 +181,37 @@ def _returns_its_own(result: Any, host: HostState) -> bool:
         if id(value) in own:
             return True
     return False
+
+
+def _not_differentiable(seen: Observation, before: HostState, observer: Any) -> str:
+    """Why a callable cannot have a graph inside of a differentiated program; empty if it may."""
+    if any(gradient.is_used or gradient.after != "kept" for gradient in seen.gradients):
+        return "it sets gradients, and returns a result that requires one; make two callables of it"
+    if any(t.requires_grad and t.is_leaf for t in tensors_in(seen.result)):
+        return "a result that requires a gradient is no function of anything that does"
+    for path, tensor in before.found.tensors.items():
+        if tensor.grad_fn is not None and observer.has_used(tensor):
+            return f"it uses {path}, which has a history of its own in autograd; pass it as an argument"
+    return ""
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a backward in the call may have added to a gradient of an argument's."""
+    return tensor.requires_grad and tensor.is_leaf and tensor.grad is not None
+
+
+def _versions(arguments: Arguments) -> list[int]:
+    """How often operators have written to arguments that require gradients."""
+    if not torch.is_grad_enabled():
+        return []
+    return [t._version for t in arguments.tensors if t.requires_grad and not t.is_inference()]
+
+
+def _is_used(gradient: torch.Tensor | None, arguments: Arguments, observer: Any) -> bool:
+    """Whether a gradient from before is an input of its own."""
+    if gradient is None or any(gradient is tensor for tensor in arguments.tensors):
+        return False
+    return bool(observer.has_used(gradient))
 
 
 def _share_memory(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
@@ -200,10 +240,8 @@ def unfit_result(leaves: list[Any]) -> str:
     """Why a replay could not make such a result; empty if it could."""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            if leaf.requires_grad:
-                return (
-                    "a result requires a gradient; call it under torch.no_grad(), or return it detached"
-                )
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                return f"it returns a {type(leaf).__name__}"
         elif not isinstance(leaf, _RESULTS):
             return f"it returns a {type(leaf).__name__}, which may refer to tensors"
     return ""

@@ -89,7 +89,7 @@ class Reachable:
     instances: list[Any] = dataclasses.field(default_factory=list)
     classes: list[type] = dataclasses.field(default_factory=list)
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+    optimizers: dict[str, torch.optim.Optimizer] = dataclasses.field(default_factory=dict)
     held: list[Any] = dataclasses.field(default_factory=list)
 
 
@@ -305,7 +305,8 @@ class _Walk:
         self.pending.append((value(), f"{path}()"))
 
     def _visit_class(self, type_: type, path: str) -> None:
-        """Attributes of the program's own classes; of others which objects they are."""
+        """Attributes of the program's own classes; of others which objects they are, and functions of
+        the program's among them."""
         self._note(path, Object(type, id(type_)))
         metaclass: type = type(type_)
         for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
@@ -323,6 +324,12 @@ class _Walk:
                 )
             else:
                 self._note(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
+                self.pending.extend(  # methods that the program has replaced
+                    (value, f"{class_.__name__}.{name}")
+                    for name, value in zip(names, values, strict=True)
+                    if isinstance(value, types.FunctionType)
+                    and not is_library_file(value.__code__.co_filename)
+                )
 
     # Instances.
 
@@ -342,7 +349,7 @@ class _Walk:
         if type_.__module__ != "builtins" and self._is_new(type_):
             self._visit_class(type_, type_.__name__)
         if isinstance(value, torch.optim.Optimizer):
-            self.found.optimizers.append(value)
+            self.found.optimizers[path] = value
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self.found.instances.append(value)

@@ -25,7 +25,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.fused_optimizers import Rates, capturable, followed_groups
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import (
     Form,
@@ -36,6 +35,7 @@ from pygraph.callables.observed_call import (
     kinds_of,
     unfit_result,
 )
+from pygraph.callables.rates import Rated, Rates, recorded
 from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.user_code import is_library_file
 
@@ -48,7 +48,7 @@ class Surroundings:
     """What a callable reads besides its arguments, as observed.
 
     host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
-    groups: of fused optimizers. followed: those of them whose learning rates are inputs.
+    followed: groups of optimizers whose learning rates are inputs. fused: of fused optimizers.
     made, cleared: tensors whose gradients the callable makes, or sets to None.
     """
 
@@ -57,15 +57,17 @@ class Surroundings:
         host: HostState,
         state: Any,
         gradients: list[Gradient],
-        groups: list[dict[str, Any]],
+        followed: list[Rated],
+        fused: list[dict[str, Any]],
         device: torch.device,
     ) -> None:
         self.host = host
         self.state = state
         self.gradients = gradients
-        self.groups = groups
-        self.followed = followed_groups(groups)
-        self.rates = Rates(self.followed, device)
+        self.device = device
+        self.followed = followed
+        self.fused = fused
+        self.rates = Rates(followed, device)
         self.tensors = [gradient.tensor for gradient in gradients]
         self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
         self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
@@ -74,6 +76,13 @@ class Surroundings:
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
         return runtime.engine().gradients_of(self._used) if self._used else []
+
+    def owners(self) -> dict[int, torch.Tensor]:
+        """By storage of the state: a tensor of the program's that has it."""
+        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
+        by_address = {_flat(tensor).data_ptr(): tensor for tensor in reversed(found)}
+        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
+        return {i: by_address[address] for i, address in numbered if address in by_address}
 
 
 class StepFunction:
@@ -116,19 +125,30 @@ class StepFunction:
         return [*runtime.engine().flat_tensors(gradients), *rates] if gradients else rates
 
     def call(
-        self, graphed: Callable[[list[Any]], Any], arguments: Arguments, make: Callable[[], Any]
-    ) -> tuple[Any, bool]:
-        """Makes one call by ``graphed``, the partition's callable. Returns its result, and whether the
-        callable itself has made it. make: makes the call uncaptured."""
+        self,
+        graphed: Callable[[list[Any]], Any],
+        arguments: Arguments,
+        make: Callable[[], Any],
+        tell_replayed: Callable[[Arguments], None],
+    ) -> Any:
+        """Makes one call by ``graphed``, the partition's callable. Returns its result. make: makes the
+        call uncaptured. tell_replayed: is told where the callable itself has not made it."""
         own, rest = self._call, self._rest()
         own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
         try:
             outputs = graphed([*arguments.tensors, *self._state_tensors, *rest])
             if own.result is not None:
-                return own.result[0], True
-            return self._result(outputs), False
+                return own.result[0]
+            if self._is_replayed:
+                tell_replayed(arguments)
+            return self._result(outputs)
         finally:
             own.arguments = own.rest = own.make = own.result = None
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a replay has made the call under way, and not the callable itself."""
+        return self._call.result is None
 
     def _is_the_call(self, given: list[Any]) -> bool:
         """Whether these are the inputs of the call under way, which tells it from a rehearsal."""
@@ -167,12 +187,17 @@ class StepFunction:
         args, kwargs = put_together(self._example, given[: self._tensor_count])
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
         leaves = self._detached(leaves)
+        self._check_form(leaves, spec)
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise NotGraphable("a result requires a gradient, which none did before")
+        return self._outputs(leaves)
+
+    def _check_form(self, leaves: list[Any], spec: Any) -> None:
         failure = unfit_result(leaves)
         if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
             failure = "it returns another structure than it did before"
         if failure:
             raise NotGraphable(failure)
-        return self._outputs(leaves)
 
     def _detached(self, leaves: list[Any]) -> list[Any]:
         positions = self._form.detached
@@ -191,7 +216,7 @@ class StepFunction:
             undo.enter_context(runtime.capturing())
             undo.enter_context(in_this_thread())
             undo.enter_context(self._put_back(kept))
-            undo.enter_context(capturable(around.groups, around.followed, given[end:]))
+            undo.enter_context(recorded(around.fused, around.followed, given[end:]))
             exchange = runtime.engine().StorageExchange(own, given[first:end])
             undo.callback(exchange.undo)
             torch.clear_autocast_cache()

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.callables.fused_optimizers import followed_groups, fused_groups
+from pygraph.callables.backward_function import Backwards
+from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
-from pygraph.callables.rate_names import rate_names
+from pygraph.callables.optimizer_forms import HostCounts
+from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
+from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction, Surroundings
 from pygraph.options import Options
@@ -31,7 +34,10 @@ _COMPARED_CALLS = 2  # after the verification: with it, three in a row
 class Variant:
     """Not thread-safe: its callable's lock is held while it is observed."""
 
-    def __init__(self, name: str, function: Callable[..., Any], options: Options) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], options: Options, adapts: bool = False
+    ) -> None:
+        """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference."""
         self.name = name
         self.refusal = ""
         self.partition: Partition | None = None
@@ -39,6 +45,7 @@ class Variant:
         self.host: HostState | None = None  # that it serves; of one that is observed, the last one seen
         self._function = function
         self._options = options
+        self._adapts = adapts
         self._around: Surroundings | None = None
         self._step: StepFunction | None = None
         self._written: frozenset[int] = frozenset()  # as the partition knows them
@@ -47,19 +54,26 @@ class Variant:
         self._pattern = b""  # which tensors have gradients before a call
 
     def observe(
-        self, before: HostState, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        before: HostState,
+        arguments: Arguments,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        make: Callable[[], Any],
     ) -> Any:
-        """Makes a call, uncaptured. Raises what it raises. before: the host's state now."""
+        """Makes a call, uncaptured. Raises what it raises. before: the host's state now. make: makes
+        the call with ``args`` and ``kwargs``."""
         device = device_of([*arguments.tensors, *before.found.tensors.values()])
         if device is None:
             self.refusal = "it has no tensors on a GPU"
-            return self._function(*args, **kwargs)
-        groups = fused_groups(before.found.optimizers)
-        rates = [group["lr"] for group in groups]
+            return make()
+        groups = self._followed(before)
+        rates = [rated.group["lr"] for rated in groups]
+        counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
-            lambda: self._function(*args, **kwargs),
+            make,
             lambda: not is_same_structure(arguments, args, kwargs),
             arguments,
             before,
@@ -67,8 +81,11 @@ class Variant:
         )
         self.observed += 1
         self.host = seen.host
-        if [group["lr"] for group in groups] != rates:
+        if [rated.group["lr"] for rated in groups] != rates:
             seen.effects.append("the learning rate of an optimizer")
+        self.refusal = counts.refusal()
+        if self.refusal:
+            return seen.result
         if seen.effects:
             if self.observed >= _MOST_OBSERVED:
                 self.refusal = describe_effects(seen.effects)
@@ -83,12 +100,23 @@ class Variant:
         self.refusal = seen.refusal
         if seen.refusal:
             return
-        groups = fused_groups(seen.host.found.optimizers)
-        around = Surroundings(seen.host, seen.state, seen.gradients, groups, device)
-        step = StepFunction(self._function, arguments, around, seen.form)
+        around = Surroundings(
+            seen.host,
+            seen.state,
+            seen.gradients,
+            self._followed(seen.host),
+            fused_groups(seen.host.found.optimizers.values()),
+            device,
+        )
+        step: StepFunction
+        if seen.form.is_differentiable:
+            backwards = Backwards(self.name, around, self._options)
+            step = ForwardFunction(self._function, arguments, around, seen.form, backwards)
+        else:
+            step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
             name=self.name,
-            kind="inference",
+            kind="forward" if seen.form.is_differentiable else "inference",
             device=device.index or 0,
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
@@ -96,8 +124,9 @@ class Variant:
             mutated=frozenset(),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             on_host=frozenset(),
+            saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
-            followed=rate_names(seen.host.found.optimizers, around.followed),
+            followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
         )
         self._around, self._step, self._pattern = around, step, pattern
         self.partition = Partition(step, info, self._options)
@@ -115,18 +144,25 @@ class Variant:
         return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
-        """Whether arguments share memory with each other or with what the variant uses: a recording's
-        stand-ins would not."""
+        """Whether arguments overlap each other, or share memory with what the variant uses: a
+        recording's stand-ins would not."""
         assert self._around is not None
         tensors = [*arguments.tensors, *self._around.used_gradients()]
+        if isinstance(self._step, ForwardFunction) and len(tensors) > 1:
+            addresses = [address_of(tensor) for tensor in tensors]  # parts of one storage, too
+            if len(set(addresses)) < len(addresses):
+                return True
         return bool(self._around.state.is_shared_by(tensors))
 
     def accept(self, now: HostState) -> bool:
         """Another state of the host that the callable cannot tell from the variant's own. False if the
         variant can: the groups of optimizers whose rates it follows are others."""
         assert self._around is not None
-        groups = fused_groups(now.found.optimizers)
-        if list(map(id, groups)) != list(map(id, self._around.groups)):
+        ours, theirs = self._around.followed, self._followed(now)
+        if len(ours) != len(theirs) or not all(map(Rated.is_same, ours, theirs)):
+            return False
+        fused = fused_groups(now.found.optimizers.values())
+        if list(map(id, fused)) != list(map(id, self._around.fused)):
             return False
         self.host = self._around.host = now
         return True
@@ -134,10 +170,15 @@ class Variant:
     def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
         """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
-        result, is_own = self._step.call(self.partition.callable, arguments, make)
-        if not is_own:
-            self._tell_autograd(arguments)
-        return result
+        step = self._step
+        if isinstance(step, ForwardFunction) and (step.refusal or _hooks_are_active()):
+            return make()
+        return step.call(self.partition.callable, arguments, make, self._tell_autograd)
+
+    @property
+    def reason(self) -> str:
+        """Why calls that it fits run as they are, if that was found after they were observed."""
+        return self._step.refusal if isinstance(self._step, ForwardFunction) else ""
 
     def _tell_autograd(self, arguments: Arguments) -> None:
         """Python would have counted the versions of what is written."""
@@ -147,17 +188,27 @@ class Variant:
             first, end = self._step.state_positions.start, self._step.state_positions.stop
             self._written_state = [i - first for i in self._written if first <= i < end]
             self._written_arguments = [i for i in self._written if i < first]
+            if isinstance(self._step, ForwardFunction):
+                self._step.written |= frozenset(self._written_state)
         self._around.state.bump_versions(self._written_state)
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
                 torch.autograd.graph.increment_version(arguments.tensors[i])
 
+    def _followed(self, host: HostState) -> list[Rated]:
+        return followed(host.found.optimizers.values(), self._adapts)
 
-def host_state(roots: dict[str, Any]) -> HostState:
+
+def _hooks_are_active() -> bool:
+    """Hooks for saved tensors around the call, such as checkpointing's: they see what is saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def host_state(roots: dict[str, Any], adapts: bool = False) -> HostState:
     """The host's state, without the learning rates that graphs follow."""
     state = HostState(roots)
-    followed = followed_groups(fused_groups(state.found.optimizers))
-    return HostState(roots, [(id(group), "lr") for group in followed]) if followed else state
+    groups = followed(state.found.optimizers.values(), adapts)
+    return HostState(roots, [(id(rated.group), "lr") for rated in groups]) if groups else state
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device | None:

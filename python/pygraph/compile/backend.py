@@ -21,6 +21,7 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
+from pygraph.callables import optimizer_steps
 from pygraph.compile import attachment, barriers, kernel_origins, warm_start, wrapper_bypass
 from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
@@ -183,11 +184,15 @@ def _compile_with_graphs(
         metadata = attachment.current_metadata()
         shortcut = attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata)
         compiled_here.append(shortcut)
+        if kind == "forward":
+            _note_training(example_inputs, config)
         return compiled
 
     def load(compiled: Any, facts: Facts, metadata: Any) -> None:
         kwargs = compiled.fx_kwargs
         loaded.append(attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata))
+        if attachment.kind_of(kwargs) == "forward":
+            _note_training(example_inputs, config)
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
@@ -198,6 +203,14 @@ def _compile_with_graphs(
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
     return function  # type: ignore[no-any-return]
+
+
+def _note_training(inputs: Sequence[Any], config: BackendConfig) -> None:
+    """Lets the steps of the program's optimizers have graphs, if it asks for them."""
+    name = "optimizer_steps"
+    is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
+    if is_wanted and not torch_patches.provide(name):
+        optimizer_steps.note_program(inputs, config.own)
 
 
 def _loads_for_us(config: BackendConfig) -> bool:

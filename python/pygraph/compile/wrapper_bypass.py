@@ -185,7 +185,7 @@ class _Spies:
         return Route([i for i in inputs if i is not None], outputs, [how for _, how in self._sent])
 
 
-_CHECKS = ("assert_size_stride", "assert_alignment")
+_CHECKS = ("assert_size_stride", "assert_alignment", "assert_tensor_metadata")  # by release
 
 
 def find_route(runner: Any, input_count: int, output_count: int) -> Route | None:

@@ -64,6 +64,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
                 device=call.info.device,
                 draws=call.effects.draws,
                 sharing=None if call.info.is_backward else call.info.saved,
+                sharing_from=call.info.saved_from,
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
                 capacity=call.options.record_capacity_gib << 30,
                 # Branches are timed during verification, so there are none without it.

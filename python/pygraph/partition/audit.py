@@ -125,7 +125,8 @@ class _Audit:
         give_back(replay.bytes)
         kept = [self.args[i] for i in replay.visible]
         try:
-            outputs = self.host.uncaptured(self.args)
+            with runtime.comparing():
+                outputs = self.host.uncaptured(self.args)
         except BaseException as error:
             self._skip(error)
             replay.forget()

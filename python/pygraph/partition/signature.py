@@ -34,6 +34,7 @@ class PartitionInfo:
     mutated: frozenset[int]  # inputs that should be written
     saved: tuple[int, ...]  # outputs that only backward will see
     on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
+    saved_from: int | None = None  # outputs from here on, which only backward will see, too
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
     followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are

@@ -35,6 +35,7 @@ class Request:
     draws: whether the function uses the device's default generator.
     sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
         live and die together (tensors saved for backward, gradients). None: all of them.
+    sharing_from: such outputs, too, from this position on; None: no more.
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
     capacity: addresses for each recording, in bytes.
     lanes: how many nodes of a graph may run at the same time.
@@ -47,6 +48,7 @@ class Request:
     device: int
     draws: bool = False
     sharing: Sequence[int] | None = None
+    sharing_from: int | None = None
     given_away: Sequence[_engine.GivenAway] = ()
     capacity: int = 1 << 36
     lanes: int = 1
@@ -105,6 +107,8 @@ def record(request: Request) -> Recording:
                 count = StreamCapture(request.function, pair, index, device, sources, generators).make()
             request.written.update(pair.may_write())
         together = list(range(count) if request.sharing is None else request.sharing)
+        if request.sharing_from is not None:
+            together += range(request.sharing_from, count)
         pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
         graph = pair.link(together, donated, 1)
         branched = link_branched(pair, together, donated, request.lanes)

@@ -182,6 +182,7 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._inductor.utils.DeferredLineBase": {"2.11": "61623196002046bc"},
     "torch.compiler._is_exporting_flag": {"2.11": ""},
     "torch.compiler.is_exporting": {"2.11": "acf9000408700772"},
+    "torch.optim.Optimizer._optimizer_step_code": {"2.11": "4658e326414fc854"},
     "torch.fx._symbolic_trace._get_is_fx_tracing": {"2.11": GONE, "2.14": "73073ce223302a5d"},
     "torch.fx._symbolic_trace._is_fx_tracing_flag": {"2.11": "", "2.14": GONE},
     "torch.fx._symbolic_trace._is_fx_tracing_tls": {"2.11": GONE, "2.14": ""},

@@ -255,6 +255,16 @@ PATCHES: tuple[Patch, ...] = (
         "(docs/explanation/warm-starts.md)",
         apply="pygraph.compile.warm_start:install",
     ),
+    Patch(
+        name="optimizer_steps",
+        replaces=("torch.optim.Optimizer._optimizer_step_code",),
+        relies_on=(),
+        releases=RELEASES,
+        exact=True,
+        scope="on demand",
+        saves="the host time of optimizer.step() in plain loops, not measured on a GPU yet",
+        apply="pygraph.callables.optimizer_steps:install",
+    ),
 )
 
 REQUIRED: tuple[Patch, ...] = (

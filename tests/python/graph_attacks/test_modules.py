@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import pygraph
 
-from .attacked import Plain, X, assert_follows
+from .attacked import Plain, X, assert_follows, replays
 
 
 def test_inner_graphed(partitions: Any) -> None:
@@ -89,3 +90,25 @@ def test_a_compiled_module_that_counts(partitions: Any) -> None:
     for i in range(8):
         graphed(X)
         assert inner.n == i + 1, f"call {i + 1}: {inner.n}"
+
+
+def test_a_librarys_method_that_the_program_has_replaced(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = torch.nn.Linear(4, 4), []
+    own = torch.nn.Linear.forward
+
+    def forward(self: Any, x: Any) -> Any:
+        calls.append(0)
+        return own(self, x)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", forward)
+
+    @pygraph.graph
+    @torch.no_grad()
+    def f(x: Any) -> Any:
+        return model(x)
+
+    for _ in range(14):
+        f(X)
+    assert len(calls) == 14 and replays(partitions) == 0

@@ -1,0 +1,55 @@
+// Autograd's graph of a rehearsed call, which is kept in order to be run again.
+//
+// A kept graph must not end in the program's own tensors: hooks on a parameter would run each time
+// that the kept graph does, and the node that accumulates a parameter's gradient would stay on the
+// stream of a recording. So edges that lead to the program's tensors are made to lead to others.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pygraph::bindings {
+
+// What is between results and the tensors that their gradients flow to.
+struct GraphSurvey {
+  std::vector<uint32_t> reached;  // positions of the tensors to which edges lead
+  bool reaches_others = false;    // a leaf that is none of them
+  std::string hooked;             // a node at which a hook waits; empty if there is none
+};
+
+// Walks from the results' nodes to `ends`, and not beyond them.
+GraphSurvey survey_graph(const std::vector<at::Tensor>& results,
+                         const std::vector<at::Tensor>& ends);
+
+// Makes edges that lead to ends[i] lead to the leaf instead[i]. Nobody may run the graph meanwhile.
+void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& ends,
+                   const std::vector<at::Tensor>& instead);
+
+// Makes gradients of the tensor, which has no history, flow to the leaf.
+void lead_gradients(const at::Tensor& tensor, const at::Tensor& leaf);
+
+// Takes from leaves the nodes that accumulate their gradients, so that a graph that is made
+// meanwhile gets nodes of its own, until undo() or the destructor. Meanwhile no other thread may
+// use the leaves. Not thread-safe.
+class FreshAccumulators {
+ public:
+  explicit FreshAccumulators(std::vector<at::Tensor> leaves);
+  ~FreshAccumulators();
+  FreshAccumulators(const FreshAccumulators&) = delete;
+  FreshAccumulators& operator=(const FreshAccumulators&) = delete;
+
+  void undo();
+
+ private:
+  using Accumulator =
+      decltype(torch::autograd::impl::try_get_grad_accumulator(std::declval<at::Tensor>()));
+  std::vector<at::Tensor> leaves_;
+  std::vector<Accumulator> own_;  // by leaf; null where there was none
+};
+
+}  // namespace pygraph::bindings

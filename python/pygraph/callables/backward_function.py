@@ -1,0 +1,231 @@
+"""The backward of a graphed callable: partitions of their own, one for each pattern of gradients.
+
+    inputs     memory that the forward saved; arguments, and the state, as far as they are saved;
+               gradients of the results
+    outputs    gradients of the arguments and parameters that need one, None where nothing flows
+
+The function runs the kept graph (kept_graph.py), in a recording and in an uncaptured run alike. Nodes
+of PyTorch's are functions of these tensors alone. Where Python runs in the backward (custom functions),
+a graph is used only while all that the callable can read on the host is what it was, as in the forward,
+and only if the first backward has changed nothing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.callables import kept_graph
+from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.kept_graph import Structure
+from pygraph.callables.saved_tensors import ARGUMENT, STATE
+from pygraph.callables.step_function import Surroundings
+from pygraph.options import Options
+from pygraph.partition.partition import Partition
+from pygraph.partition.signature import PartitionInfo
+
+_COMPARED_CALLS = 2  # as of the forward (variant.py)
+_MOST_PATTERNS = 16  # of gradients, for one structure
+
+_Pattern = tuple[
+    tuple[bool, ...], tuple[bool, ...]
+]  # which results have gradients, which ends need one
+
+
+class BackwardFunction:
+    """Of one structure and pattern. Thread-safe as StepFunction is."""
+
+    def __init__(self, structure: Structure, around: Surroundings, pattern: _Pattern) -> None:
+        self._structure = structure
+        self._around = around
+        self._has_gradient, self._needed = pattern
+        self._arguments = structure.of_kind(ARGUMENT)
+        # Python may use any of the state.
+        every = range(len(around.state.tensors()))
+        self._state = list(every) if structure.python else structure.of_kind(STATE)
+        self._call = threading.local()  # `inputs` of the call under way
+
+    @property
+    def state_positions(self) -> range:
+        first = self._structure.made + len(self._arguments)
+        return range(first, first + len(self._state))
+
+    def inputs(
+        self,
+        made: list[torch.Tensor],
+        arguments: list[torch.Tensor],
+        state: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> list[Any]:
+        """Consumes ``made``, so that a call gives that memory away."""
+        given = [gradient for gradient in gradients if gradient is not None]
+        inputs = [*made, *arguments, *(state[i] for i in self._state), *given]
+        made.clear()
+        return inputs
+
+    @contextlib.contextmanager
+    def calling(self, inputs: list[Any]) -> Iterator[None]:
+        """Around one call: the state's tensors among the inputs tell it from a rehearsal."""
+        positions = self.state_positions
+        self._call.state = inputs[positions.start : positions.stop]
+        try:
+            yield
+        finally:
+            self._call.state = None
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """Consumes the list, as compiled functions do."""
+        given = list(inputs)
+        inputs.clear()
+        own = getattr(self._call, "state", None)
+        positions = self.state_positions
+        state = given[positions.start : positions.stop]
+        if not self._structure.python or (
+            own is not None and all(a is b for a, b in zip(state, own, strict=True))
+        ):
+            return self._run(given)
+        return self.rehearse(given)
+
+    def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
+        """On other tensors than the call's. What Python does on the host is undone."""
+        if not self._structure.python:
+            return self._run(given)
+        every, positions = self._around.state.tensors(), self.state_positions
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(runtime.capturing())
+            host = self._around.host.now()
+            undo.callback(_put_back, host)
+            own = [every[i] for i in self._state]
+            exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
+            undo.callback(exchange.undo)
+            return self._run(given)
+
+    def _run(self, given: list[Any]) -> tuple[Any, ...]:
+        made, positions = self._structure.made, self.state_positions
+        arguments = dict(zip(self._arguments, given[made : positions.start], strict=True))
+        state = dict(zip(self._state, given[positions.start : positions.stop], strict=True))
+        rest = iter(given[positions.stop :])
+        gradients = [next(rest) if has_gradient else None for has_gradient in self._has_gradient]
+        device = self._around.device
+        return tuple(
+            kept_graph.run(
+                self._structure, given[:made], arguments, state, gradients, self._needed, device
+            )
+        )
+
+
+def _put_back(host: HostState) -> None:
+    if not host.holds():
+        host.restore()
+
+
+class Backwards:
+    """The backwards of one variant of a callable. Thread-safe beside Python's lock as partitions are.
+
+    refuse: is told why the callable is to run as it is from now on. owners: by storage of the state, a
+    tensor of the program's that has it."""
+
+    def __init__(self, name: str, around: Surroundings, options: Options) -> None:
+        self.name = name
+        self.refuse: Callable[[str], None] = lambda reason: None
+        self.owners = around.owners()
+        self._around = around
+        self._options = options
+        self._known: dict[Any, tuple[BackwardFunction, Partition | None]] = {}
+
+    def run(
+        self,
+        structure: Structure,
+        made: list[torch.Tensor],
+        arguments: list[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the needed ends. Consumes ``made``."""
+        pattern = tuple(g is not None for g in gradients), tuple(needed)
+        function, partition = self._find(structure, pattern)
+        state = self._state()
+        inputs = function.inputs(made, arguments, state, gradients)
+        if partition is None or not all(map(self._is_plain, gradients)) or not self._is_same(structure):
+            with function.calling(inputs):
+                return list(function(inputs))
+        if structure.python and not structure.is_observed:
+            return self._observe(structure, function, inputs)
+        with function.calling(inputs):
+            outputs = partition.callable(inputs)
+        if partition.written:
+            self.refuse("its backward writes to a tensor that it is given")
+        return list(outputs)
+
+    def _find(
+        self, structure: Structure, pattern: _Pattern
+    ) -> tuple[BackwardFunction, Partition | None]:
+        key = (id(structure), pattern, runtime.engine().modes())
+        found = self._known.get(key)
+        if found is not None:
+            return found
+        function = BackwardFunction(structure, self._around, pattern)
+        # One that belongs to a single call has kept what it saved.
+        is_lasting = structure.patterns < _MOST_PATTERNS and structure.is_lasting
+        if not is_lasting:
+            return function, None
+        structure.patterns += 1
+        positions = function.state_positions
+        info = PartitionInfo(
+            name=f"{self.name} backward",
+            kind="backward",
+            device=self._around.device.index or 0,
+            argument_count=positions.stop + sum(pattern[0]),
+            counts_numbers=True,
+            static=frozenset(positions),
+            mutated=frozenset(),
+            saved=(),
+            on_host=frozenset(structure.on_host),
+            compared_calls=_COMPARED_CALLS,
+        )
+        return self._known.setdefault(key, (function, Partition(function, info, self._options)))
+
+    def _state(self) -> list[torch.Tensor]:
+        """The state's memory. Where the program has exchanged it, what its tensors have now: that is
+        what autograd would use."""
+        around = self._around
+        tensors = list(around.state.tensors())
+        if not around.state.is_valid:
+            for i, owner in self.owners.items():
+                tensors[i] = runtime.engine().flat_tensor(owner)
+        return tensors
+
+    def _is_plain(self, gradient: torch.Tensor | None) -> bool:
+        if gradient is None:
+            return True
+        is_tensor = type(gradient) is torch.Tensor and gradient.layout == torch.strided
+        return is_tensor and gradient.device == self._around.device
+
+    def _is_same(self, structure: Structure) -> bool:
+        """Whether a graph may serve the call: the state is where it was, and what Python could read."""
+        if not self._around.state.is_valid:
+            return False
+        return not structure.python or not structure.is_observed or self._around.host.holds()
+
+    def _observe(
+        self, structure: Structure, function: BackwardFunction, inputs: list[Any]
+    ) -> list[torch.Tensor | None]:
+        """The first backward with Python in it, uncaptured."""
+        before, drawn = self._around.host.now(), random_state()
+        with function.calling(inputs):
+            outputs = list(function(inputs))
+        structure.is_observed = True
+        try:
+            changed = before.changes(before.now())
+        except Exception as error:  # of what the walk has met
+            changed = [runtime.first_line(error)]
+        if random_state() != drawn:
+            changed.append("a random number generator on the CPU")
+        if changed:
+            self.refuse(f"its backward changes {changed[0]}, which a replay would not")
+        return outputs

@@ -1,0 +1,304 @@
+"""A callable inside of a differentiated program, as a function of tensors (step_function.py).
+
+Its outputs are the results, detached, and the memory that autograd saves (saved_tensors.py). Results
+that require gradients get one node in the program's graph (graphed_gradient.py). There are three ways
+to run it:
+
+    as it is     the callable is called, with autograd's own graph: first calls, trials, refusals
+    compared     the callable is called on detached arguments. Its outputs are compared with a replay's;
+                 its graph is kept, and the results get the one node, as those of a replay do
+    a rehearsal  the same on other tensors, while recording or verifying
+
+A graph is kept only of a rehearsal after which nothing but autograd's saved tensors refers to the
+arguments. (A recording shows that nothing refers to memory that was allocated in it.) So what a custom
+function or checkpointing keeps elsewhere keeps the callable uncaptured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph import runtime
+from pygraph.callables import kept_graph
+from pygraph.callables.backward_function import Backwards
+from pygraph.callables.graphed_gradient import Made, with_gradient
+from pygraph.callables.kept_graph import Structure
+from pygraph.callables.observed_call import Form
+from pygraph.callables.saved_tensors import (
+    ARGUMENT,
+    STATE,
+    Saved,
+    SavedTensors,
+    address_of,
+    place_of,
+    take_out,
+)
+from pygraph.callables.signature import Arguments, put_together
+from pygraph.callables.step_function import NotGraphable, StepFunction, Surroundings
+
+_OTHER = "it returns or saves another structure than it did before"
+
+
+class ForwardFunction(StepFunction):
+    """refusal: why its calls run as they are from now on; empty while they need not. structures: by
+    layout of the arguments. written: numbers of storages of the state that it writes."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        around: Surroundings,
+        form: Form,
+        backwards: Backwards,
+    ) -> None:
+        super().__init__(function, arguments, around, form)
+        self.refusal = ""
+        self.structures: dict[Any, Structure] = {}
+        self.written = frozenset(around.state.written)
+        self._backwards = backwards
+        backwards.refuse = self.refuse
+        self._parameters = around.tensors
+        self._requires_grad = [tensor.requires_grad for tensor in arguments.tensors]
+        self._differentiable = [i for i, flag in enumerate(self._requires_grad) if flag]
+        # Made now, because a recording must not keep what it allocates.
+        needing = [*self._parameters, *(t for t in arguments.tensors if t.requires_grad)]
+        self._atoms = {t.dtype: torch.zeros((), dtype=t.dtype, device=around.device) for t in needing}
+
+    def call(
+        self,
+        graphed: Callable[[list[Any]], Any],
+        arguments: Arguments,
+        make: Callable[[], Any],
+        tell_replayed: Callable[[Arguments], None],
+    ) -> Any:
+        self._call.structure = None
+        try:
+            return super().call(graphed, arguments, make, tell_replayed)
+        finally:
+            self._call.structure = None
+
+    @property
+    def _is_replayed(self) -> bool:
+        return self._call.structure is None
+
+    def _result(self, outputs: Any) -> Any:
+        structure = self._call.structure
+        if structure is None:
+            structure = self.structures[self._key(self._call.arguments.tensors)]
+        count = len(self._form.kinds)
+        return self._unflatten(self._attach(structure, list(outputs[:count]), outputs[count:]))
+
+    # The three ways.
+
+    def _make_call(self) -> tuple[Any, ...]:
+        arguments = self._call.arguments.tensors
+        expected = self.structures.get(self._key(arguments)) if runtime.is_compared() else None
+        if expected is None:
+            leaves, spec = pytree.tree_flatten(self._call.make())
+            leaves = self._detached(leaves)
+            self._call.result = (pytree.tree_unflatten(leaves, spec),)
+            return tuple(leaves)
+        detached = [t.detach() if t.requires_grad else t for t in arguments]
+        saved, ends = SavedTensors(), self._ends(detached, arguments)
+        torch.clear_autocast_cache()
+        with saved.saving():
+            args, kwargs = put_together(self._example, detached)
+            leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
+        torch.clear_autocast_cache()
+        leaves = self._onto(self._detached(leaves), detached, arguments)
+        try:
+            outputs = self._kept(expected, leaves, spec, ends, detached, saved)
+            self._call.structure = expected
+            return outputs
+        except NotGraphable as error:  # the call is made
+            self.refuse(str(error))
+            return self._as_it_was_made(leaves, spec, ends)
+
+    def _run(self, given: list[Any]) -> tuple[Any, ...]:
+        arguments = given[: self._tensor_count]
+        key = self._key(arguments)
+        aliases = [_alias(tensor) for tensor in arguments]
+        memory = [runtime.engine().flat_tensor(alias) for alias in aliases]
+        saved, ends = SavedTensors(), self._ends(aliases, aliases)
+        fresh = runtime.engine().FreshAccumulators(self._parameters)
+        try:
+            with torch.enable_grad(), saved.saving():
+                args, kwargs = put_together(self._example, aliases)
+                leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
+            leaves = self._detached(leaves)
+            outputs = self._kept(None, leaves, spec, ends, aliases, saved, key)
+            outputs = tuple(self._onto(outputs, aliases, arguments))
+        finally:
+            fresh.undo()
+        del aliases, args, kwargs, leaves, saved
+        if any(_is_held(flat) for flat in memory):
+            self.structures.pop(key, None)
+            raise NotGraphable("it keeps a tensor for its backward beside what autograd saves")
+        return outputs
+
+    def refuse(self, reason: str) -> None:
+        """Calls run as they are from now on."""
+        if not self.refusal:
+            self.refusal = reason
+            runtime.note(logging.WARNING, "%s stays uncaptured: %s", self._backwards.name, reason)
+
+    # What a run leaves.
+
+    def _kept(
+        self,
+        expected: Structure | None,
+        leaves: list[Any],
+        spec: Any,
+        ends: list[torch.Tensor],
+        arguments: Sequence[torch.Tensor],
+        saved: SavedTensors,
+        key: Any = None,
+    ) -> tuple[Any, ...]:
+        """Keeps the graph of a run, and returns its outputs. expected: None in a rehearsal. Raises
+        NotGraphable; the graph is whole then."""
+        self._check_form(leaves, spec)
+        device = self._around.device
+        self._check_results(leaves, arguments)
+        handles = saved.handles()
+        known = expected.places if expected is not None else ()
+        found = take_out(handles, arguments, self._state_tensors, device, known)
+        structure = kept_graph.survey(leaves, ends, found)
+        structure.python |= saved.recomputes
+        before = expected if expected is not None else self.structures.get(key)
+        if before is not None and before != structure:
+            raise NotGraphable(_OTHER)
+        if before is None:
+            before = self.structures[key] = structure
+        before.on_host.update(i for i, flat in enumerate(found.made) if flat.device != device)
+        self._keep(before, leaves, ends, found)
+        outputs = (*_without_graph(leaves), *found.made)
+        for number, handle in enumerate(handles):
+            handle.tensor, handle.number = None, number
+        return outputs
+
+    def _keep(
+        self, structure: Structure, leaves: list[Any], ends: list[torch.Tensor], found: Saved
+    ) -> None:
+        stream = kept_graph.stream_of(self._around.device)
+        instead = [self._instead(i, ends[i]) for i in structure.ends]
+        kept_graph.keep(structure, leaves, ends, instead, found.constants, stream)
+
+    def _as_it_was_made(
+        self, leaves: list[Any], spec: Any, ends: list[torch.Tensor]
+    ) -> tuple[Any, ...]:
+        """For results whose graph cannot be kept: it serves this call alone, with what it has saved."""
+        places = Saved([], [], {})
+        results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        reached = runtime.engine().survey_graph(results, ends)[0]
+        positions = [i for i, x in enumerate(leaves) if any(x is result for result in results)]
+        structure = Structure([], 0, list(reached), positions, {}, {}, [], True, is_lasting=False)
+        self._keep(structure, leaves, ends, places)
+        attached = self._attach(structure, _without_graph(leaves), ())
+        self._call.result = (pytree.tree_unflatten(attached, spec),)
+        return tuple(attached)
+
+    def _attach(self, structure: Structure, leaves: list[Any], made: Sequence[Any]) -> list[Any]:
+        """Gives results their node in the program's graph."""
+        arguments = self._call.arguments.tensors
+        sources = [*(arguments[i] for i in self._differentiable), *self._parameters]
+        # Autograd is to notice where the program writes to what the backward needs.
+        watched = [leaves[i] for i in structure.checked]
+        owners = self._backwards.owners
+        state = [i for i in structure.of_kind(STATE) if i not in self.written]
+        watched += [owners[i] for i in state if i in owners]
+        results = with_gradient(
+            Made(
+                structure=structure,
+                backwards=self._backwards,
+                results=[leaves[i] for i in structure.results],
+                made=list(made),
+                arguments=[arguments[i] for i in structure.of_kind(ARGUMENT)],
+                watched=watched,
+            ),
+            [sources[i] for i in structure.ends],
+        )
+        for i, result in zip(structure.results, results, strict=True):
+            leaves[i] = result
+        for i, (base, layout) in structure.shared.items():
+            leaves[i] = leaves[base].detach().as_strided(*layout)
+        for i, first in structure.repeated.items():
+            leaves[i] = leaves[first]
+        return leaves
+
+    # Arguments.
+
+    def _key(self, arguments: Sequence[Any]) -> Any:
+        """Equal for calls that run the same operators: PyTorch's switches and the layouts."""
+        switches = runtime.engine().signature([], self._around.device.index or 0)
+        return switches, tuple((t.shape, t.stride(), t.dtype) for t in arguments)
+
+    def _ends(self, given: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Makes gradients of the given arguments flow to leaves. Returns what gradients of a run could
+        flow to: these leaves, and parameters."""
+        leaves = [self._leaf(like[i]) for i in self._differentiable]
+        for i, leaf in zip(self._differentiable, leaves, strict=True):
+            runtime.engine().lead_gradients(given[i], leaf)
+        return [*leaves, *self._parameters]
+
+    def _instead(self, number: int, end: torch.Tensor) -> torch.Tensor:
+        return end if number < len(self._differentiable) else self._leaf(end)
+
+    def _leaf(self, like: torch.Tensor) -> torch.Tensor:
+        """Without memory of its own, so that a kept graph may hold it."""
+        return self._atoms[like.dtype].expand(like.shape).detach().requires_grad_()
+
+    def _check_results(self, leaves: list[Any], arguments: Sequence[torch.Tensor]) -> None:
+        theirs = {address_of(t) for t in (*arguments, *self._state_tensors)} - {0}
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and address_of(leaf) in theirs:
+                raise NotGraphable("a result that requires a gradient lies in what it is given")
+
+    def _onto(
+        self, leaves: Sequence[Any], used: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+    ) -> list[Any]:
+        """Results that are arguments, or in their memory, on the arguments that were given."""
+        numbers = {address_of(tensor): i for i, tensor in enumerate(used)}
+        numbers.pop(0, None)
+        found = list(leaves)
+        for position, leaf in enumerate(leaves):
+            number = numbers.get(address_of(leaf))
+            if number is None or leaf.requires_grad:
+                continue
+            if any(leaf is tensor for tensor in used):
+                found[position] = own[number]
+            else:
+                found[position] = place_of(leaf, ARGUMENT, number, used).view_of(own[number].detach())
+        return found
+
+
+def _without_graph(leaves: list[Any]) -> list[Any]:
+    """The results without their graph; one that is there twice is there twice again."""
+    known: dict[int, Any] = {}
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            known[id(leaf)] = leaf.data  # not detach(): that is a view, to which nobody may write
+    return [known.get(id(leaf), leaf) for leaf in leaves]
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the same memory with a storage of its own, which does not hold the memory: what still
+    refers to it after a run is seen, and harmless."""
+    memory = runtime.engine().memory_of(tensor)
+    storage = torch._C._construct_storage_from_data_pointer(
+        memory.data_ptr(), tensor.device, memory.nbytes
+    )
+    layout = (storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    alias = alias.set_(*layout)
+    alias = alias.conj() if tensor.is_conj() else alias
+    return torch._neg_view(alias) if tensor.is_neg() else alias
+
+
+def _is_held(memory: torch.Tensor) -> bool:
+    """Whether anything but this tensor, and the Python object that is made here, has its storage."""
+    return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)

@@ -1,0 +1,234 @@
+"""Graphs for ``optimizer.step()`` in plain training loops around a compiled model.
+
+A loop calls ``loss.backward()`` and ``optimizer.step()`` itself, so a compiled model has graphs for its
+forward and backward only. PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each
+step. It does nothing, and is replaced here (``optimizer_steps`` in the table of patches) by one that
+looks whether the optimizer's parameters are those of a program that the backend has compiled for
+training. Such an optimizer gets an attribute ``step`` of its own, as schedulers give it one:
+
+    the call      optimizer.step() -> Route -> a graphed callable (graphed.py) -> the step as it was
+    arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
+    state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
+
+A step with a closure, hooks, sparse or differentiable gradients runs as it is. So does every step of
+an optimizer that cannot have a graph, after its first steps have shown that; ``pygraph.stats()`` tells
+why. The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory
+is therefore freed by the garbage collector.
+
+Thread-safe as optimizers are: one thread calls an optimizer's step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pygraph import runtime
+from pygraph.callables.graphed import Graphed, is_calling, why_not
+from pygraph.callables.variant import device_of
+from pygraph.options import Options
+
+_SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an optimizer for one step
+
+_KINDS = {torch.Tensor, type(None)}  # of gradients
+_LOOKS = 4  # steps whose gradients are looked at one by one
+
+# Parameters of the programs that were compiled for training, with the options of the last one.
+_trained = WeakIdKeyDictionary()
+_programs = 0
+# Optimizers that were looked at, with the number of programs then.
+_seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+
+
+def is_wanted(options: Options) -> bool:
+    """Whether a program asks for graphs of its optimizers' steps, and may have them."""
+    return options.optimizers == "auto" and options.select != "never" and why_not() is None
+
+
+def note_program(inputs: Iterable[Any], options: Options) -> None:
+    """Of a program that was compiled for training. Never raises."""
+    global _programs
+    with runtime.harmless("noting a program's parameters"):
+        parameters = [x for x in inputs if isinstance(x, torch.nn.Parameter)]
+        for parameter in parameters:
+            _trained[parameter] = options
+        if parameters:
+            _programs += 1
+
+
+@functools.cache
+def install() -> None:
+    """Replaces what PyTorch calls after each step of an optimizer."""
+
+    def _optimizer_step_code(self: torch.optim.Optimizer) -> None:
+        if not torch.compiler.is_compiling():
+            _look_at(self)
+
+    own: Any = torch.optim.Optimizer
+    own._optimizer_step_code = functools.wraps(own._optimizer_step_code)(_optimizer_step_code)
+
+
+def _look_at(optimizer: torch.optim.Optimizer) -> None:
+    """Gives an optimizer a route, if a program has been compiled for its parameters."""
+    if _seen.get(optimizer) == _programs or is_calling():
+        return
+    with runtime.harmless("looking at an optimizer"):
+        is_known = _seen.get(optimizer) is not None and _route_of(optimizer) is not None
+        _seen[optimizer] = _programs
+        options = None if is_known else _options_for(optimizer)
+        if options is not None and why_not() is None:
+            _give_route(optimizer, options)
+
+
+def _options_for(optimizer: torch.optim.Optimizer) -> Options | None:
+    """Of the program that has compiled one of its parameters. None for no such program, or for
+    parameters that a graph cannot have."""
+    parameters = _parameters(optimizer)
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return None
+    device = device_of(parameters)
+    if device is None or not all(p.device == device and _is_plain(p) for p in parameters):
+        return None
+    found: Options | None = next((_trained[p] for p in parameters if p in _trained), None)
+    return found
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+
+
+def _give_route(optimizer: Any, options: Options) -> None:
+    before = optimizer.step
+    own = optimizer.__dict__.get("step")  # a scheduler's, say
+    function = own if own is not None else _method(optimizer)
+    route = Route(optimizer, function, options)
+
+    @functools.wraps(before)
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        return route.step(args, kwargs)
+
+    step.pygraph_route = route  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def _method(optimizer: Any) -> Callable[..., Any]:
+    """The step that the class has at each call."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return type(optimizer).step(optimizer, *args, **kwargs)
+
+    return step
+
+
+def _route_of(optimizer: Any) -> Route | None:
+    own = optimizer.__dict__.get("step")
+    route: Route | None = getattr(own, "pygraph_route", None)
+    return route
+
+
+class Route:
+    """The steps of one optimizer. Thread-safe as the optimizer is."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, function: Callable[..., Any], options: Options
+    ) -> None:
+        """function: makes a step as it was."""
+        self._optimizer = optimizer
+        self._function = function
+        self._looks_left = _LOOKS
+        self._has_begun = False  # the step as it was, in the call under way
+        run = _step_function(optimizer, function, self)
+        run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
+        own = dataclasses.replace(options, lanes=1)
+        self.graphed = Graphed(run, own, level=logging.INFO)
+
+    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a step, by a graph where there is one."""
+        has_closure = any(x is not None for x in (*args, *kwargs.values()))
+        if has_closure or self.graphed.has_given_up or self._has_hooks():
+            return self._function(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
+            return self._function()
+        gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
+        kinds = set(map(type, gradients))
+        if torch.Tensor not in kinds or not kinds <= _KINDS or not self._may_pass(gradients):
+            return self._function()
+        attributes = self._optimizer.__dict__
+        given = {name: attributes.pop(name) for name in _SCALER if name in attributes}
+        self._has_begun = False
+        try:
+            return self.graphed(gradients, given)
+        except Exception as error:
+            if self._has_begun:
+                raise  # the program's
+            self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
+        finally:
+            attributes.update(given)
+        return self._function()
+
+    def _may_pass(self, gradients: list[torch.Tensor | None]) -> bool:
+        """In the first steps: whether a graph can have such gradients. Later steps are compared with
+        these by the graph."""
+        if self._looks_left == 0:
+            return True
+        if not all(map(_is_usable, gradients)):
+            return False
+        self._looks_left -= 1
+        return True
+
+    def note_begin(self) -> None:
+        self._has_begun = True
+
+    def _has_hooks(self) -> bool:
+        optimizer = self._optimizer
+        return bool(
+            optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+        )
+
+
+def _is_usable(gradient: torch.Tensor | None) -> bool:
+    return gradient is None or (_is_plain(gradient) and not gradient.requires_grad)
+
+
+def _step_function(
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], route: Route
+) -> Callable[..., Any]:
+    """A step as a function of gradients and of what GradScaler gives. It leaves both as they were."""
+
+    def run(gradients: list[torch.Tensor | None], given: dict[str, Any]) -> Any:
+        parameters = _parameters(optimizer)
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+            for name, value in given.items():
+                setattr(optimizer, name, value)
+            route.note_begin()
+            return step()
+        finally:
+            for name in given:
+                optimizer.__dict__.pop(name, None)
+            for parameter, gradient in zip(parameters, before, strict=True):
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+
+    return run

@@ -1,0 +1,152 @@
+"""Learning rates that may move between the calls of a step.
+
+A captured launch holds the numbers that Python gave it. Many forms of PyTorch's optimizers take the
+rate as a tensor on the GPU as well. So a tensor takes the float's place while the step is recorded, and
+becomes one more input of the graph; the program and its schedulers go on with floats.
+
+    fused Adam, AdamW, ...  the same kernel reads the rate from memory: the same bits, if it computes in
+                            the tensor's precision. rate_probe.py tries that, form by form
+    capturable forms        some compute the same bits, others another rounding; it is tried as well
+    other forms             read the tensor back (``.item()``), which a capture forbids
+
+A form whose bits differ is followed only if the program has asked for tensors
+(``pygraph.graph(step, adapt_optimizers=True)``): then uncaptured calls are given tensors, too.
+
+A capture of a fused optimizer also asks for ``capturable``, which fused kernels do not use: it is set
+for recordings alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pygraph.callables import rate_probe
+
+_Group = dict[str, Any]
+_lock = threading.RLock()  # held while groups have tensors in an uncaptured call
+
+
+@dataclasses.dataclass(frozen=True)
+class Rated:
+    """A group of parameters whose learning rate a graph can follow.
+
+    dtype: of the tensor. is_exact: whether the group's optimizer computes the same bits with a float.
+    """
+
+    group: _Group
+    dtype: torch.dtype
+    is_exact: bool
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the program still has a float there."""
+        return isinstance(self.group["lr"], float)
+
+    def is_same(self, other: Rated) -> bool:
+        return self.group is other.group and self.dtype == other.dtype
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        return torch.full((), self.group["lr"], dtype=self.dtype, device=device)
+
+
+def followed(optimizers: Iterable[torch.optim.Optimizer], adapted: bool) -> list[Rated]:
+    """The groups whose rates graphs follow. adapted: also those that need tensors in all calls."""
+    found = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if not isinstance(group["lr"], float):
+                continue
+            taken = rate_probe.taken_by(optimizer, group)
+            if taken is not None and (taken.is_exact or adapted):
+                found.append(Rated(group, taken.dtype, taken.is_exact))
+    return found
+
+
+def fused_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[_Group]:
+    """Of PyTorch's fused optimizers that ask for ``capturable`` without need."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [group for group in groups if group.get("fused") is True and "capturable" in group]
+
+
+def names_of_rates(
+    optimizers: Iterable[torch.optim.Optimizer], groups: Iterable[Rated]
+) -> tuple[str, ...]:
+    """What the rates of these groups are called in reports: ``AdamW.param_groups[0]['lr']``."""
+    wanted = {id(rated.group) for rated in groups}
+    return tuple(
+        f"{type(optimizer).__name__}.param_groups[{i}]['lr']"
+        for optimizer in optimizers
+        for i, group in enumerate(optimizer.param_groups)
+        if id(group) in wanted
+    )
+
+
+class Rates:
+    """The learning rates that a graph follows, as tensors. Not thread-safe."""
+
+    def __init__(self, groups: list[Rated], device: torch.device) -> None:
+        self._groups = groups
+        self._device = device
+        self._values: list[float] = []
+        self._tensors: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The rates as they are now. One that has moved gets new memory, because launches that are
+        under way may still read the old one."""
+        values = [rated.group["lr"] for rated in self._groups]
+        if values != self._values:
+            self._tensors = [rated.tensor(self._device) for rated in self._groups]
+            self._values = values
+        return list(self._tensors)
+
+    def are_floats(self) -> bool:
+        """Whether the program still has floats there."""
+        return all(rated.is_float for rated in self._groups)
+
+
+@contextlib.contextmanager
+def recorded(
+    fused: list[_Group], groups: Sequence[Rated], given: Sequence[torch.Tensor]
+) -> Iterator[None]:
+    """Makes fused groups capturable, and gives the others tensors as learning rates."""
+    kept = [(group, "capturable", group["capturable"]) for group in fused]
+    kept += [(rated.group, "lr", rated.group["lr"]) for rated in groups]
+    try:
+        for group in fused:
+            group["capturable"] = True
+        for rated, rate in zip(groups, given, strict=True):
+            rated.group["lr"] = rate
+        yield
+    finally:
+        for group, key, value in kept:
+            group[key] = value
+
+
+@contextlib.contextmanager
+def as_tensors(groups: Sequence[Rated], device: torch.device | None) -> Iterator[None]:
+    """In an uncaptured call: gives the groups that need it tensors, which are gone afterwards."""
+    if device is None or not groups:
+        yield
+        return
+    with _lock:
+        given = [
+            (rated.group, rated.group["lr"], rated.tensor(device)) for rated in groups if rated.is_float
+        ]
+        for group, _, tensor in given:
+            group["lr"] = tensor
+        versions = [tensor._version for _, _, tensor in given]
+        try:
+            yield
+        finally:
+            for (group, value, tensor), version in zip(given, versions, strict=True):
+                if group["lr"] is tensor:  # a scheduler in the call has written to it, or not
+                    group["lr"] = value if tensor._version == version else tensor.item()

@@ -1,0 +1,196 @@
+"""What autograd saves in a call for the backward, taken out of its graph.
+
+Hooks for saved tensors put a *handle* in the place of each tensor that autograd saves. When the call is
+over, the tensors are taken from the handles, and each gets a *place*: where a later run of the same
+graph finds it. A saved tensor lies in an argument, in the state, or in memory that the call made, which
+becomes one more output of the forward. So the graph that is left holds no memory, and can be run again
+on other tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from pygraph import runtime
+from pygraph.callables.step_function import NotGraphable
+
+ARGUMENT, STATE, MADE, EMPTY, CONSTANT = "argument", "state", "made", "empty", "constant"
+
+
+_CHECKPOINTING = (torch.utils.checkpoint.__file__,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Of a saved tensor. number: which argument, storage of the state, or output. offset: in elements,
+    from the first one of the argument or of the flat tensor that covers the storage."""
+
+    kind: str
+    number: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    is_conj: bool
+    is_neg: bool
+
+    def view_of(self, base: torch.Tensor) -> torch.Tensor:
+        """The saved tensor, where ``base`` is what the place lies in."""
+        if base.dtype != self.dtype:
+            base = base.view(self.dtype)  # a flat tensor
+        view = base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+        view = view.conj() if self.is_conj else view
+        return torch._neg_view(view) if self.is_neg else view
+
+
+class Handle:
+    """In the place of a saved tensor. tensor: until the call is over. number: of its place, then."""
+
+    __slots__ = ("__weakref__", "number", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor.detach()  # not itself: the graph would hold itself
+        self.version = tensor._version
+        self.number = -1
+
+
+_run = threading.local()  # `tensors`: by place, while a graph is run again in this thread
+
+
+class SavedTensors:
+    """Those of one call. recomputes: whether checkpointing has saved some, whose backward runs Python.
+    Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.recomputes = False
+        self._handles: list[weakref.ref[Handle]] = []
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            yield
+
+    def _pack(self, tensor: torch.Tensor) -> Handle:
+        # (Checkpointing has a node for what it saves, which does not show in the graph.)
+        caller = sys._getframe(1)
+        for frame in (caller, caller.f_back):
+            self.recomputes |= frame is not None and frame.f_code.co_filename in _CHECKPOINTING
+        handle = Handle(tensor)
+        self._handles.append(weakref.ref(handle))
+        return handle
+
+    def handles(self) -> list[Handle]:
+        """Those that the graph still has."""
+        found = [reference() for reference in self._handles]
+        return [handle for handle in found if handle is not None]
+
+
+def _unpack(handle: Handle) -> torch.Tensor:
+    if handle.tensor is None:
+        tensor: torch.Tensor = _run.tensors[handle.number]
+        return tensor
+    if handle.tensor._version != handle.version:  # PyTorch does not look where there are hooks
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: it is at version {handle.tensor._version}; expected version {handle.version}"
+        )
+    return handle.tensor
+
+
+@contextlib.contextmanager
+def running(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """While a graph runs again in this thread: its saved tensors, by place."""
+    before = getattr(_run, "tensors", None)
+    _run.tensors = tensors
+    try:
+        yield
+    finally:
+        _run.tensors = before
+
+
+@dataclasses.dataclass
+class Saved:
+    """places: of what a call saved. made: flat tensors, for more outputs. constants: by place, tensors
+    on the host that are part of the program, as its numbers are."""
+
+    places: list[Place]
+    made: list[torch.Tensor]
+    constants: dict[int, torch.Tensor]
+
+
+def take_out(
+    handles: list[Handle],
+    arguments: Sequence[torch.Tensor],
+    state: Sequence[torch.Tensor],
+    device: torch.device,
+    known: Sequence[Place] = (),
+) -> Saved:
+    """Finds the places. known: those of an earlier run, which decide where attention keeps its random
+    state: on the GPU in a recording, on the CPU otherwise. Raises NotGraphable."""
+    sources = {_address(t): (ARGUMENT, i) for i, t in enumerate(arguments)}
+    sources |= {_address(t): (STATE, i) for i, t in enumerate(state)}
+    sources.pop(0, None)
+    saved = Saved([], [], {})
+    for number, handle in enumerate(handles):
+        tensor = handle.tensor
+        assert tensor is not None
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+            raise NotGraphable("it saves a tensor for the backward whose memory is not known")
+        if tensor._version != handle.version:
+            raise NotGraphable("it writes to a tensor that its backward needs")
+        was_made = number < len(known) and known[number].kind == MADE
+        if tensor.device != device and not was_made:
+            source = (CONSTANT, 0)
+            saved.constants[number] = tensor
+        elif tensor.numel() == 0:
+            source = (EMPTY, 0)
+        elif _address(tensor) in sources:
+            source = sources[_address(tensor)]
+        else:
+            source = sources[_address(tensor)] = (MADE, len(saved.made))
+            saved.made.append(_flat(tensor))
+        saved.places.append(place_of(tensor, *source, arguments))
+    return saved
+
+
+def place_of(tensor: torch.Tensor, kind: str, number: int, arguments: Sequence[torch.Tensor]) -> Place:
+    offset = int(tensor.storage_offset())
+    if kind == ARGUMENT:
+        offset -= int(arguments[number].storage_offset())
+        if arguments[number].dtype != tensor.dtype:
+            raise NotGraphable("it saves an argument for the backward in another dtype")
+    return Place(
+        kind,
+        number,
+        tensor.dtype,
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        offset,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
+    return flat
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of its storage. (No Python object for the storage is made: it would count as a holder.)"""
+    return _flat(tensor).data_ptr() if tensor.numel() > 0 else 0
+
+
+def address_of(tensor: Any) -> int:
+    """Of a tensor's storage; 0 for what has no memory."""
+    is_plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    return _address(tensor) if is_plain else 0
