@@ -43,8 +43,10 @@ bool is_same_key(PyObject* key, PyObject* known) {
   return key == known || (Py_TYPE(key) == Py_TYPE(known) && is_same_value(key, known));
 }
 
+// Not of tensors that are differentiated, whose gradients come and go.
 bool has_gradient(PyObject* tensor) {
-  return THPVariable_Unpack(tensor).unsafeGetTensorImpl()->grad().defined();
+  const auto* impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+  return !(impl->requires_grad() && c10::GradMode::is_enabled()) && impl->grad().defined();
 }
 
 // As vars() in Python, which makes a dictionary if there is none yet.

@@ -82,7 +82,8 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))
             if number == len(tensors):
                 tensors.append(leaf)
-            has_gradient = (leaf.is_leaf or leaf.retains_grad) and leaf.grad is not None
+            is_differentiated = leaf.requires_grad and torch.is_grad_enabled()
+            has_gradient = not is_differentiated and leaf.is_leaf and leaf.grad is not None
             places.append((type(leaf), number, leaf.requires_grad, has_gradient))
         elif type(leaf) in _VALUES:
             places.append((type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf))
