@@ -43,6 +43,12 @@ bool is_same_key(PyObject* key, PyObject* known) {
   return key == known || (Py_TYPE(key) == Py_TYPE(known) && is_same_value(key, known));
 }
 
+// Not of tensors that are differentiated, whose gradients come and go.
+bool has_gradient(PyObject* tensor) {
+  const auto* impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+  return !(impl->requires_grad() && c10::GradMode::is_enabled()) && impl->grad().defined();
+}
+
 // As vars() in Python, which makes a dictionary if there is none yet.
 bool has_attributes(PyObject* object) {
   const auto attributes =
@@ -64,6 +70,7 @@ std::unique_ptr<ArgumentForm> ArgumentForm::of(const py::tuple& args, const py::
   return has_form && form->are_leaves() ? std::move(form) : nullptr;
 }
 
+// Python's garbage collector may run meanwhile, and with it code that changes the containers.
 bool ArgumentForm::add(PyObject* object, std::vector<PyObject*>& tensors, int depth) {
   if (depth > kDeepest) return false;
   const bool is_tuple = PyTuple_CheckExact(object);
@@ -73,19 +80,27 @@ bool ArgumentForm::add(PyObject* object, std::vector<PyObject*>& tensors, int de
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
   nodes_.push_back({is_tuple ? Kind::kTuple : Kind::kList, Py_TYPE(object), count});
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!add(PySequence_Fast_GET_ITEM(object, i), tensors, depth + 1)) return false;
+    if (PySequence_Fast_GET_SIZE(object) != count) return false;
+    const auto item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object, i));
+    if (!add(item.ptr(), tensors, depth + 1)) return false;
   }
   return true;
 }
 
 bool ArgumentForm::add_dict(PyObject* dict, std::vector<PyObject*>& tensors, int depth) {
-  const auto keys = py::reinterpret_steal<py::list>(PyDict_Keys(dict));
-  nodes_.push_back({Kind::kDict, &PyDict_Type, PyDict_GET_SIZE(dict)});
-  nodes_.back().value = py::tuple(keys);
-  PyObject* key = nullptr;
-  PyObject* value = nullptr;
-  for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &key, &value) != 0;) {
-    if (!is_plain_key(key) || !add(value, tensors, depth + 1)) return false;
+  const auto items = py::reinterpret_steal<py::list>(PyDict_Items(dict));
+  const Py_ssize_t count = PyList_GET_SIZE(items.ptr());
+  py::tuple keys(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.ptr(), i), 0);
+    if (!is_plain_key(key)) return false;
+    PyTuple_SET_ITEM(keys.ptr(), i, Py_NewRef(key));
+  }
+  nodes_.push_back({Kind::kDict, &PyDict_Type, count});
+  nodes_.back().value = std::move(keys);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* value = PyTuple_GET_ITEM(PyList_GET_ITEM(items.ptr(), i), 1);
+    if (!add(value, tensors, depth + 1)) return false;
   }
   return true;
 }
@@ -97,6 +112,7 @@ bool ArgumentForm::add_leaf(PyObject* leaf, std::vector<PyObject*>& tensors) {
     const auto known = std::ranges::find(tensors, leaf);
     nodes_.push_back({Kind::kTensor, type, known - tensors.begin()});
     nodes_.back().requires_grad = THPVariable_Unpack(leaf).requires_grad();
+    nodes_.back().has_gradient = has_gradient(leaf);
     if (known == tensors.end()) tensors.push_back(leaf);
     return tensors.size() <= kMostTensors && !has_attributes(leaf);
   }
@@ -142,8 +158,7 @@ py::object ArgumentForm::match(const py::tuple& args, const py::dict& kwargs) co
 // No Python runs meanwhile, nor does its garbage collector: nothing that is looked at goes away.
 bool ArgumentForm::visit(PyObject* object, Found& found) {
   const Node& node = *found.next++;
-  const bool is_tensor = node.kind == Kind::kTensor;
-  if (is_tensor ? !THPVariable_CheckExact(object) : Py_TYPE(object) != node.type) return false;
+  if (Py_TYPE(object) != node.type) return false;
   switch (node.kind) {
     case Kind::kDict:
       return visit_dict(object, found);
@@ -187,6 +202,7 @@ bool ArgumentForm::visit_tensor(const Node& node, PyObject* tensor, Found& found
   while (number < PyList_GET_SIZE(tensors) && PyList_GET_ITEM(tensors, number) != tensor) ++number;
   if (number != node.number) return false;
   if (THPVariable_Unpack(tensor).requires_grad() != node.requires_grad) return false;
+  if (has_gradient(tensor) != node.has_gradient) return false;
   return number < PyList_GET_SIZE(tensors) || PyList_Append(tensors, tensor) == 0;
 }
 

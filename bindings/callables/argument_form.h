@@ -39,9 +39,10 @@ class ArgumentForm {
   enum class Kind : uint8_t { kTuple, kList, kDict, kTensor, kValue, kObject };
   struct Node {
     Kind kind;
-    PyTypeObject* type;                // of the object; a tensor may also be a parameter
+    PyTypeObject* type;                // of the object
     Py_ssize_t number = 0;             // elements of a container; which of the tensors
     bool requires_grad = false;        // of a tensor
+    bool has_gradient = false;         // of a tensor
     pybind11::object value{};          // of a value; a tuple of a dictionary's keys
     const PyObject* object = nullptr;  // which object; not to be followed
   };

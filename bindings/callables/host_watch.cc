@@ -166,6 +166,8 @@ void HostWatch::add_instance(PyObject* instance) {
 
 void HostWatch::add_class(PyObject* type) {
   auto* object = reinterpret_cast<PyTypeObject*>(type);
+  static PyObject* any_name = PyUnicode_InternFromString("__doc__");
+  _PyType_Lookup(object, any_name);  // gives it a version
   classes_.push_back({object, object->tp_version_tag});
 }
 
@@ -227,7 +229,8 @@ bool HostWatch::holds() {
                                       attributes_of(watched.instance) == watched.attributes;
                              }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
-           return watched.type->tp_version_tag == watched.version;
+           // Python may have no more versions for it.
+           return watched.version != 0 && watched.type->tp_version_tag == watched.version;
          });
 }
 

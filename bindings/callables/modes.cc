@@ -2,12 +2,15 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 namespace pygraph::bindings {
 namespace {
@@ -46,7 +49,11 @@ std::string Modes::text() const {
 }
 
 bool are_operators_watched() {
-  return torch::autograd::AnomalyMode::is_enabled() ||
+  const auto& saved = at::SavedTensorDefaultHooks::get_tls_state();
+  return !saved.stack.empty() || saved.disabled_error_message.has_value() ||
+         at::tracer::impl::is_dispatch_enabled() ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr ||
+         torch::autograd::AnomalyMode::is_enabled() ||
          c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
 }

@@ -32,7 +32,8 @@ struct Modes {
 Modes current_modes();
 
 // Whether something of the program's must see the operators of this thread: anomaly detection,
-// modes of __torch_dispatch__ and __torch_function__.
+// modes of __torch_dispatch__ and __torch_function__, hooks for all saved tensors (or that there
+// may be none), forward gradients, torch.jit.trace.
 bool are_operators_watched();
 
 }  // namespace pygraph::bindings

@@ -40,7 +40,18 @@ def _with_attribute() -> torch.Tensor:
     return tensor
 
 
-_SHARED = [torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)]
+def _with_gradient() -> torch.Tensor:
+    tensor = torch.ones(1)
+    tensor.grad = torch.ones(1)
+    return tensor
+
+
+_SHARED = [
+    _with_gradient(),
+    torch.ones(1),
+    torch.nn.Parameter(torch.ones(1)),
+    torch.ones(1, requires_grad=True),
+]
 _OBJECTS = [SimpleNamespace(a=1), object(), len, _Number, torch.nn.Linear(1, 1), _Mapping(a=1)]
 _NOT_A_NUMBER = float("nan")
 _VALUES = [
@@ -127,6 +138,19 @@ def test_what_the_engine_takes_apart_is_what_python_does(is_plain: bool, change:
         elif is_plain:
             assert expected is None or expected.key != arguments.key
     assert known >= (compared if is_plain and change == 0.0 else compared // 10) > 0
+
+
+def test_parameters_and_gradients_belong_to_the_form() -> None:
+    """Python may ask a tensor for both, and a recording's stand-ins have neither."""
+    tensors = [torch.ones(1), torch.nn.Parameter(torch.ones(1), requires_grad=False), _with_gradient()]
+    for a in tensors:
+        forms, arguments = Forms(), take_apart((a,), {})
+        assert arguments is not None
+        forms.add(arguments, (a,), {})
+        for b in tensors:
+            other = take_apart((b,), {})
+            assert other is not None and (other.key == arguments.key) == (a is b)
+            assert (forms.take_apart((b,), {}) is not None) == (a is b)
 
 
 def test_modes_belong_to_the_form() -> None:

@@ -97,6 +97,152 @@ def test_what_is_shown_trains_as_the_script_does(
     assert "def step(batch):" in loop["code"] and torch.equal(*found)
 
 
+_SETUP = "losses, total, rate, step = [], 0.0, 0.5, 0\n"
+_ODD_LOOPS = {
+    "a name that is read and then changed": """
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            total += loss.item()
+            loss.backward()
+            optimizer.step()
+        losses.append(total)
+        """,
+    "a result that is read after the loop": """
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+        """,
+    "a carried tensor": """
+        h = torch.zeros(2, 3)
+        for x, y in loader:
+            h = model(x) + h.detach()
+            F.cross_entropy(h, y).backward()
+            optimizer.step()
+        """,
+    "a number that is returned": """
+        for x, y in loader:
+            k = 2
+            (F.cross_entropy(model(x), y) * k).backward()
+            optimizer.step()
+            losses.append(k)
+        """,
+    "the name step is taken": """
+        for x, y in loader:
+            (F.cross_entropy(model(x), y) * (step + 1)).backward()
+            optimizer.step()
+            step += 1
+        """,
+    "text of several lines": """
+        for x, y in loader:
+            text = '''
+              a
+            '''
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            losses.append(text)
+        """,
+    "all in one line": """
+        for x, y in loader: F.cross_entropy(model(x), y).backward(); optimizer.step()
+        """,
+    "a form feed": """
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            \x0c
+            optimizer.step()
+        """,
+    "next in a while": """
+        batches = iter(loader)
+        while step < 3:
+            x, y = next(batches)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            step += 1
+        """,
+    "a name that is deleted": """
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            del loss
+        """,
+}
+
+
+@pytest.mark.parametrize("name", _ODD_LOOPS)
+def test_what_is_shown_of_odd_loops_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    body = _SETUP + textwrap.dedent(_ODD_LOOPS[name])
+    _, (loop,) = _explained(tmp_path, capsys, body)
+    line = next(i for i, text in enumerate(body.split("\n")) if text.startswith(("for", "while")))
+    after = "losses.append(" + body.rpartition("\nlosses.append(")[2] if "\nlosses" in body else ""
+    shown = "\n".join([*body.split("\n")[:line], loop["code"], after])
+    found = []
+    for code in (body, shown.replace("@pygraph.graph\n", "")):
+        torch.manual_seed(0)
+        names: dict[str, Any] = {}
+        exec(_HEAD + code, names)
+        found.append((names["losses"], names["total"], names["model"].weight.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("word", ["break", "continue", "yield loss", "return loss"])
+def test_what_leaves_a_loop_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    body = f"""
+        def train():
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y)
+                if loss > 100:
+                    {word}
+                loss.backward()
+                optimizer.step()
+
+        list(train() or ())
+        """
+    _, (loop,) = _explained(tmp_path, capsys, body)
+    assert f"the `{word.split()[0]}` of line 13" in loop["code"] and "def " not in loop["code"]
+
+
+def test_what_trains_beside_a_loop_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+        for _ in []:
+            pass
+        else:
+            x, y = loader[0]
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        """
+    _, (loop,) = _explained(tmp_path, capsys, body)
+    assert "for x, y in loader:" in loop["code"]
+
+
+def test_a_function_over_several_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+        def train_step(
+            x,
+            y,
+        ):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        for x, y in loader:
+            train_step(x, y)
+        """
+    _, (loop,) = _explained(tmp_path, capsys, body)
+    assert loop["code"] == "@pygraph.graph\ndef train_step(x, y):\n    ..."
+
+
 def test_a_step_that_is_a_function_already_is_to_be_decorated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

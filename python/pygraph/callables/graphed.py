@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -62,6 +63,9 @@ class Graphed:
         self.__module__ = getattr(function, "__module__", __name__)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+        if isinstance(function, types.FunctionType):
+            self.__annotations__ = function.__annotations__
+            vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
         runtime.partitions.add(self)
         observation = observations.current()
@@ -277,14 +281,20 @@ class Graphed:
                 self._resting = reason
                 self._note(reason)
 
-    def graphed_attributes(self) -> tuple[Any, ...]:
-        """What the program has stored in attributes, as a function that counts its calls does."""
-        return tuple(
-            (k, v if isinstance(v, int) else id(v)) for k, v in vars(self).items() if k[0] != "_"
-        )
+    def graphed_attributes(self) -> tuple[str, ...]:
+        """Names of what the program has stored in attributes, as a function that counts its calls
+        does."""
+        return tuple(name for name in vars(self) if name[0] != "_")
 
     def __reduce__(self) -> Any:
-        return Graphed, (self._function, self._options, self._adapts)
+        """As functions are: by its name, if it has one in its module. Others without their graphs."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in self.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self.__qualname__
+        kept = {name: vars(self)[name] for name in self.graphed_attributes()}
+        return Graphed, (self._function, self._options, self._adapts), kept or None
 
     @property
     def info(self) -> PartitionInfo:

@@ -100,10 +100,12 @@ def observed_call(
     results, spec = pytree.tree_flatten(result)
     used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
+    if used:
+        result = pytree.tree_unflatten(results, spec)
     needing = [*results, *(arguments.tensors if torch.is_grad_enabled() else ())]
     is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
     form = Form(spec, kinds_of(results), used, is_differentiable)
-    seen = Observation(pytree.tree_unflatten(results, spec), form, before)
+    seen = Observation(result, form, before)
     seen.effects = sorted(output)
     if layouts_of(arguments) != layouts:
         seen.effects.append("a tensor that is passed to it, beyond its contents")
@@ -117,6 +119,8 @@ def observed_call(
             seen.refusal = uncapturable[0]
         elif unfit_result(results):
             seen.refusal = unfit_result(results)
+        elif _returns_its_own(result, seen.host):
+            seen.refusal = "it returns a list or a dictionary that it keeps; return a copy"
         elif _versions(arguments) != versions:
             seen.refusal = "it writes to an argument that requires a gradient"
     except Exception as error:  # of what the walk has met; the call is made
@@ -162,6 +166,21 @@ def _look_back(
         # A container that the call has filled and replaced is kept by nothing but this.
         before.forget()
         seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
+
+
+def _returns_its_own(result: Any, host: HostState) -> bool:
+    """Whether a container of the result is one that the callable reaches, which a replay's is not."""
+    own = {id(d) for d, _, _ in host.found.dicts} | set(map(id, host.found.lists))
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (list, tuple)):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        if id(value) in own:
+            return True
+    return False
 
 
 def _not_differentiable(seen: Observation, before: HostState, observer: Any) -> str:

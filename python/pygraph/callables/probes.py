@@ -5,10 +5,13 @@ values of an array, the elements of a set.
 from __future__ import annotations
 
 import array
+import concurrent.futures
 import contextvars
+import ctypes
 import functools
 import io
 import itertools
+import logging
 import queue
 import random
 import threading
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 
 _LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
+_OF_CTYPES = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
 
 ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
@@ -51,7 +55,7 @@ def slot_of(value: Any, member: Any) -> Any:
     try:
         return member.__get__(value)
     except AttributeError:  # nothing was assigned yet
-        return None
+        return NotImplemented  # which programs hardly assign
 
 
 def probe_of(value: Any) -> Callable[[], Any] | None:
@@ -68,6 +72,8 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
         return lambda: bytes(value)
     if isinstance(value, contextvars.ContextVar):
         return lambda: key(value.get(None))
+    if isinstance(value, (io.BytesIO, io.StringIO)):
+        return lambda: None if value.closed else (value.tell(), value.getvalue())
     if isinstance(value, io.IOBase):
         return lambda: value.tell() if not value.closed and value.seekable() else None
     if isinstance(value, threading.local):
@@ -79,10 +85,41 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
         return value.qsize
     if isinstance(value, functools._lru_cache_wrapper):
         return lambda: value.cache_info()[1:]  # without hits
+    if isinstance(value, memoryview):
+        return lambda: value.tobytes() if value.nbytes <= _LARGEST_ARRAY else None
+    if isinstance(value, _OF_CTYPES):
+        return lambda: bytes(value) if ctypes.sizeof(value) <= _LARGEST_ARRAY else None
     if type(value).__module__.split(".")[0] == "numpy":
         return _probe_of_numpys(value)
     if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
         return lambda: value.__length_hint__()
+    return None
+
+
+def contents_of(value: Any) -> list[Any]:
+    """What an object keeps in C, and gives away as a whole."""
+    if isinstance(value, contextvars.ContextVar):
+        return [value.get(None)]
+    if isinstance(value, slice):
+        return [value.start, value.stop, value.step]
+    if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "hasobject", False):
+        return list(value.ravel().tolist())
+    return []
+
+
+def flag_of(value: Any) -> Callable[[], Any] | None:
+    """Of objects that threads share, and of loggers: what programs ask them for."""
+    if isinstance(value, threading.Event):
+        return value.is_set
+    if isinstance(value, threading.Semaphore):
+        return lambda: value._value
+    if isinstance(value, concurrent.futures.Future):
+        return lambda: (value._state, key(value._result))
+    if isinstance(value, logging.Logger):
+        return lambda: (value.getEffectiveLevel(), value.disabled, value.manager.disable)
+    shared = getattr(type(value), "get_obj", None)
+    if shared is not None and type(value).__module__ == "multiprocessing.sharedctypes":
+        return probe_of(value.get_obj())
     return None
 
 
@@ -96,6 +133,8 @@ def _place_of_generator(generator: Any) -> Any:
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
     if hasattr(value, "bit_generator"):
         return lambda: repr(value.bit_generator.state)
+    if hasattr(value, "tobytes") and value.dtype.hasobject:
+        return lambda: tuple(map(key, value.ravel().tolist()))
     if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
         return lambda: (value.dtype, value.shape, value.tobytes())
     return None

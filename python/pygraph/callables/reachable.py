@@ -18,11 +18,13 @@ and random numbers from a state that the callable puts back.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
 import functools
 import gc
 import itertools
+import os
 import sys
 import types
 import weakref
@@ -41,6 +43,8 @@ from pygraph.callables.user_code import (
 
 _MOST_PLACES = 200_000
 
+_BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
+_VIEWS = (dict.keys, dict.values, dict.items)
 _CODE = (types.FunctionType, types.ModuleType, type)
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
@@ -72,7 +76,7 @@ class Object:
 @dataclasses.dataclass
 class Reachable:
     """See the module. dicts: each with the keys that are watched, or None for all, and with keys that
-    are left out of all."""
+    are left out of all. held: what probes know by its identity, which must stay its own."""
 
     slots: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     probes: list[tuple[str, Callable[[], Any]]] = dataclasses.field(default_factory=list)
@@ -86,6 +90,7 @@ class Reachable:
     classes: list[type] = dataclasses.field(default_factory=list)
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = dataclasses.field(default_factory=dict)
+    held: list[Any] = dataclasses.field(default_factory=list)
 
 
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
@@ -195,12 +200,20 @@ class _Walk:
 
     def _visit_set(self, value: Any, path: str) -> None:
         self._probe(f"{path}#items", lambda: frozenset(map(probes.key, value)))
+        self._visit_held((item for item in value if type(item) not in probes.ATOMS), f"{path}#item")
 
     def _visit_deque(self, value: Any, path: str) -> None:
         self._probe(f"{path}#items", lambda: tuple(map(probes.key, value)))
+        self.found.held.extend(value)
         self._visit_items(value, path)
 
+    def _visit_held(self, items: Iterable[Any], path: str) -> None:
+        for item in items:
+            self.found.held.append(item)
+            self.pending.append((item, path))
+
     def _visit_proxy(self, value: Any, path: str) -> None:
+        """Also the view of a dictionary."""
         self.pending.extend((of, path) for of in gc.get_referents(value))
 
     # Code.
@@ -211,6 +224,8 @@ class _Walk:
         self._is_new(code)  # held
         self.found.functions.append(function)
         is_library = is_library_file(code.co_filename)
+        if function is os.getenv:
+            self.pending.append((os.environ, "os.environ"))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if not self._is_new(cell):
                 self._note(name, ("met", self._numbers[id(cell)]))
@@ -227,8 +242,11 @@ class _Walk:
             self._visit_globals(function)
 
     def _visit_globals(self, function: types.FunctionType) -> None:
+        scope = function.__globals__
         for chain in globals_used_by(function.__code__):
-            self._visit_chain(function.__globals__, chain)
+            self._visit_chain(scope, chain)
+            if chain in _BY_NAME:
+                self._visit_plain(scope, "")
         for name in modules_imported_by(function.__code__):
             if name in sys.modules:
                 self.pending.append((sys.modules[name], name))
@@ -236,6 +254,9 @@ class _Walk:
     def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...]) -> None:
         """A global, and attributes of it as long as it is a module."""
         path = ""
+        if chain[0] not in scope:  # one of Python's
+            self.found.dicts.append((scope, chain[:1], ()))
+            scope = vars(builtins)
         for name in chain:
             self.found.dicts.append((scope, (name,), ()))
             value = scope.get(name, self)
@@ -252,11 +273,13 @@ class _Walk:
         """A module as a value. The program's own may have any attribute read."""
         self._note(path, Object(type(module), id(module)))
         if is_of_program(module):
-            plain = tuple(
-                k for k, v in vars(module).items() if not isinstance(v, _CODE) and k[:2] != "__"
-            )
-            self.found.dicts.append((vars(module), plain, ()))
-            self.pending.extend((vars(module)[name], f"{path}.{name}") for name in plain)
+            self._visit_plain(vars(module), f"{path}.")
+
+    def _visit_plain(self, scope: dict[str, Any], path: str) -> None:
+        """What a module has besides code, any of which may be read."""
+        plain = tuple(k for k, v in scope.items() if not isinstance(v, _CODE) and k[:2] != "__")
+        self.found.dicts.append((scope, plain, ()))
+        self.pending.extend((scope[name], f"{path}{name}") for name in plain)
 
     def _visit_method(self, method: types.MethodType, path: str) -> None:
         self.pending.append((method.__self__, f"{path}.__self__"))
@@ -314,11 +337,13 @@ class _Walk:
         type_ = type(value)
         self._note(f"{path}.__class__", Object(type, id(type_)))
         if hasattr(type_, "graphed_attributes"):  # a graphed callable inside of this one
-            self._probe(f"{path}#attributes", value.graphed_attributes)
-            self.pending.append((value.__wrapped__, path))
+            self._visit_graphed(value, path)
         if isinstance(value, torch.jit.ScriptModule):
             self._visit_script(value, path)
         if _is_left_alone(type_) and not isinstance(value, torch.nn.Module):
+            flag = probes.flag_of(value)
+            if flag is not None:
+                self._probe(path, flag)
             self._note(path, Object(type_, id(value)))
             return
         if type_.__module__ != "builtins" and self._is_new(type_):
@@ -333,10 +358,19 @@ class _Walk:
         probe = probes.probe_of(value)
         if probe is not None:
             self._probe(path, probe)
-        elif is_opaque and not has_slots and not isinstance(attributes, dict):
+        self._visit_held(probes.contents_of(value), path)
+        if probe is None and is_opaque and not has_slots and not isinstance(attributes, dict):
             if hasattr(type_, "__next__"):
                 raise Unseen(f"{path} is an iterator whose place cannot be seen")
             self._note(path, Object(type_, id(value)))
+
+    def _visit_graphed(self, value: Any, path: str) -> None:
+        """What the program has stored in its attributes."""
+        names = tuple(value.graphed_attributes())
+        self._probe(f"{path}#attributes", value.graphed_attributes)
+        self.found.dicts.append((vars(value), names, ()))
+        self.pending.extend((vars(value)[name], f"{path}.{name}") for name in names)
+        self.pending.append((value.__wrapped__, path))
 
     def _visit_attributes(self, value: Any, attributes: dict[str, Any], path: str) -> None:
         if not self._is_new(attributes):
@@ -366,7 +400,7 @@ class _Walk:
                     found = True
                     get = functools.partial(probes.slot_of, value, member)
                     self._probe(f"{path}.{name}", functools.partial(probes.key_of, get))
-                    self.pending.append((get(), f"{path}.{name}"))
+                    self._visit_held([get()], f"{path}.{name}")
         return found
 
 
@@ -377,7 +411,7 @@ _VISITS: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
     (tuple, _Walk._visit_items),
     ((set, frozenset), _Walk._visit_set),
     (collections.deque, _Walk._visit_deque),
-    (types.MappingProxyType, _Walk._visit_proxy),
+    ((types.MappingProxyType, *(type(of({})) for of in _VIEWS)), _Walk._visit_proxy),
     (types.FunctionType, _Walk._visit_function),
     (types.ModuleType, _Walk._visit_module),
     (types.MethodType, _Walk._visit_method),

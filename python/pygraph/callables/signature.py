@@ -6,8 +6,9 @@ as earlier ones are taken apart by the engine (``Forms``), with equal results.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from pygraph import runtime
 _MOST_FORMS = 8
 
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_DERIVED = (int, float, complex, str, bytes)  # which classes of the program's may derive from
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 class Key:
@@ -33,7 +36,10 @@ class Key:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.parts == other.parts
+        try:
+            return isinstance(other, Key) and bool(self.parts == other.parts)
+        except Exception:  # of keys of the program's in a dictionary
+            return False
 
 
 @dataclasses.dataclass
@@ -54,8 +60,15 @@ class Arguments:
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """None for arguments that cannot be compared: a structure without a hash, or tensors of a class of
-    the program's, or with attributes."""
+    """None for arguments that cannot be compared: a structure without a hash, or that contains itself,
+    or tensors of a class of the program's, or with attributes."""
+    try:
+        return _taken_apart(args, kwargs)
+    except Exception:  # of what is passed: of its hash, of its class
+        return None
+
+
+def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     objects: dict[str, Any] = {}
@@ -69,17 +82,33 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | Non
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))
             if number == len(tensors):
                 tensors.append(leaf)
-            places.append((torch.Tensor, number, leaf.requires_grad))
-        elif isinstance(leaf, _VALUES):
+            is_differentiated = leaf.requires_grad and torch.is_grad_enabled()
+            has_gradient = not is_differentiated and leaf.is_leaf and leaf.grad is not None
+            places.append((type(leaf), number, leaf.requires_grad, has_gradient))
+        elif type(leaf) in _VALUES:
             places.append((type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf))
+        elif isinstance(leaf, _DERIVED) and not getattr(leaf, "__dict__", None):
+            # Its class may compare and show it as it likes.
+            plain = next(of for of in _DERIVED if isinstance(leaf, of))
+            places.append((type(leaf), plain.__repr__(leaf)))
+        elif type(leaf) is torch.Size:
+            places.append((torch.Size, tuple(leaf)))
         else:
             objects[f"argument {i}"] = leaf
             places.append((object, id(leaf)))
-    try:
-        key = Key((spec, tuple(places), runtime.engine().modes()))
-    except TypeError:  # without a hash
-        return None
+    key = Key((spec, tuple(_odd_keys(spec)), tuple(places), runtime.engine().modes()))
     return Arguments(leaves, spec, tensors, numbers, objects, key)
+
+
+def _odd_keys(spec: Any) -> Iterator[Hashable]:
+    """Of dictionaries' keys that may be equal to other ones, what tells them apart."""
+    if spec.type in _DICTS:
+        keys = spec.context[1] if spec.type is collections.defaultdict else spec.context
+        for key in keys:
+            if type(key) is not str:
+                yield type(key), repr(key) if type(key) in (float, complex, tuple, frozenset) else None
+    for child in spec.children():
+        yield from _odd_keys(child)
 
 
 def is_same_structure(arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -174,9 +174,12 @@ class StepFunction:
         return self._make_call() if self._is_the_call(given) else self.rehearse(given)
 
     def _make_call(self) -> tuple[Any, ...]:
-        leaves, spec = pytree.tree_flatten(self._call.make())
-        leaves = self._detached(leaves)
-        self._call.result = (pytree.tree_unflatten(leaves, spec),)
+        result = self._call.make()
+        leaves, spec = pytree.tree_flatten(result)
+        if self._form.detached:
+            leaves = self._detached(leaves)
+            result = pytree.tree_unflatten(leaves, spec)
+        self._call.result = (result,)
         return self._outputs(leaves)
 
     def _run(self, given: list[Any]) -> tuple[Any, ...]:
