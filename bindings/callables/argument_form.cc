@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string_view>
 #include <utility>
 
 namespace py = pybind11;
@@ -50,12 +51,21 @@ bool has_gradient(PyObject* tensor) {
   return !(impl->requires_grad() && c10::GradMode::is_enabled()) && impl->grad().defined();
 }
 
-// As vars() in Python, which makes a dictionary if there is none yet.
-bool has_attributes(PyObject* object) {
+// Of the program's, as signature.py has it.
+bool has_attributes(PyObject* tensor) {
+  // As vars() in Python, which makes a dictionary if there is none yet.
   const auto attributes =
-      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(tensor, nullptr));
   if (!attributes) throw py::error_already_set();
-  return PyDict_GET_SIZE(attributes.ptr()) > 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(attributes.ptr(), &place, &name, &value) != 0) {
+    const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+    if (text == nullptr) PyErr_Clear();
+    if (text == nullptr || !std::string_view(text).starts_with("_dynamo_")) return true;
+  }
+  return false;
 }
 
 }  // namespace

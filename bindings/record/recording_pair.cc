@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 
-#include "pygraph/host_constants.h"
 #include "pygraph/written_inputs.h"
 #include "record/scrub_stack.h"
 #include "torch_private/philox.h"
@@ -18,16 +17,6 @@ namespace {
 // and given back at once, so that others can use it between launches. Smaller ones stay in the
 // workspace: memory that moves between calls costs host time for every node that uses it.
 constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
-
-HostConstants& host_constants(const Driver& driver) {
-  static auto* constants = new HostConstants(driver);
-  return *constants;
-}
-
-// Whether what the operator copies from the host depends on the sizes of its tensors alone.
-bool copies_constants(const Operator& op) {
-  return !op.is_foreign && op.name == "aten::_foreach_norm";
-}
 
 // Of all recordings of the process.
 std::vector<Range>& retained_stand_ins() {
@@ -117,8 +106,6 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
   recording.address_space = halves_[index].space->range();
   recording.scratch = scratch_;
   declare_accesses(recording, std::move(operators_), kernels);
-  const std::vector<uint32_t> copies =
-      keep_host_constants(driver_, recording, host_constants(driver_), copies_constants);
   halves_[index].outputs.emplace(
       plan_outputs(returned, halves_[index].stand_ins, halves_[index].space->range()));
   for (const OutputBuffer* buffer : output_slots(*halves_[index].outputs)) {
@@ -131,11 +118,6 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
     PYGRAPH_CHECK(driver_, graph_clone(&clone, graph));
     graph_ = Graph(driver_, clone);
     retarget_nodes(driver_, recording, clone);
-    for (const uint32_t copy : copies) {
-      const Node& node = recording.nodes[copy];
-      const auto* params = reinterpret_cast<const abi::Memcpy3D*>(node.image.data());
-      PYGRAPH_CHECK(driver_, graph_memcpy_set_params(node.handle, params));
-    }
   }
   const std::vector<CUgraphNode> sentinels = take_random_sentinels(recording, random_.size());
   if (index == 1) {
@@ -209,7 +191,6 @@ Surroundings RecordingPair::surroundings() const {
   Surroundings around{.kept_stand_ins = retained_stand_ins(),
                       .workspaces = side_blas_workspaces(),
                       .cached = cached_};
-  around.held = host_constants(driver_).ranges();
   const auto is_pinned = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.is_pinned();
   };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ Train = Callable[["Loop"], Any]
 
 
 @pytest.fixture(autouse=True)
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cache of its own: two compilations must not find what another process tunes meanwhile."""
     monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 class Loop:

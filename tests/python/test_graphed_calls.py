@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import pygraph
 
-from .graphed_programs import Training, assert_same, batches, replays, sgd
+from .graphed_programs import Training, assert_same, batches, reason, replays, sgd
 
 
 def test_parts_of_a_tensor_that_do_not_overlap_are_replayed(partitions: Any) -> None:
@@ -105,3 +105,22 @@ def test_a_parameter_that_gets_other_memory_is_noticed(partitions: Any) -> None:
         else:
             model.load_state_dict(torch.nn.Linear(4, 2).state_dict(), assign=True)
     assert len(partitions.all) == 3
+
+
+def test_tensors_that_dynamo_has_marked_are_replayed(partitions: Any) -> None:
+    """A batch that another compiled function has seen with other sizes."""
+    step = pygraph.graph(lambda x: x * 2)
+    for i in range(8):
+        x = torch.full((3,), float(i))
+        x._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+        assert torch.equal(step(x), x * 2)
+    assert replays(partitions) >= 5
+
+
+def test_a_tensor_with_attributes_runs_as_it_is_and_says_why(partitions: Any) -> None:
+    step = pygraph.graph(lambda x: x * x.scale)
+    for i in range(8):
+        x = torch.ones(3)
+        x.scale = float(i)  # type: ignore[attr-defined]
+        assert torch.equal(step(x), torch.full((3,), float(i)))
+    assert "a tensor with attributes" in reason() and replays(partitions) == 0

@@ -79,6 +79,7 @@ class Graphed:
         self._strangers = 0
         self._resting = ""  # why calls are no more observed
         self._rested = 0  # calls since
+        self._incomparable = ""  # why some calls cannot have a graph, whatever the variant
         # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
         self._rated: list[rates.Rated] = []
         self._device: torch.device | None = None
@@ -114,7 +115,10 @@ class Graphed:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
-        if arguments is None or self._is_refused(arguments):
+        if arguments is None:
+            self._note_incomparable()
+            return self._function(*args, **kwargs)
+        if self._is_refused(arguments):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -266,6 +270,14 @@ class Graphed:
         self._refused.pop(arguments.key, None)
         return False
 
+    def _note_incomparable(self) -> None:
+        if not self._incomparable:
+            reason = (
+                "an argument is a tensor with attributes, or has a structure that cannot be compared"
+            )
+            self._incomparable = reason
+            self._note(reason)
+
     def _note(self, reason: str) -> None:
         runtime.note(self._level, "%s stays uncaptured: %s", self.__name__, reason)
 
@@ -305,7 +317,7 @@ class Graphed:
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
         unavailable = why_not()
-        for reason in (unavailable, self._resting):
+        for reason in (unavailable, self._resting, self._incomparable):
             if reason:
                 reasons[reason] = reason
         found: dict[Any, Entry] = {}
@@ -327,7 +339,7 @@ def why_not() -> str | None:
     """Why no callable has a graph in this process; None if callables may have one."""
     reason = runtime.unavailable_reason()
     if reason is None and os.environ.get(_USE_UNTESTED) != "1":
-        return f"pygraph.graph has not been tested on a GPU ({_USE_UNTESTED}=1 uses it all the same)"
+        return f"pygraph.graph is off by default ({_USE_UNTESTED}=1 switches it on)"
     return reason
 
 
@@ -369,8 +381,7 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     optimizers that count steps on the CPU are made capturable at the first call, and learning rates
     are tensors during calls, which rounds differently. Raises ValueError for others.
     Without a GPU, and in every case that is not understood, the function is called as it is. So it is
-    in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``, until this has run
-    on a GPU.
+    in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``.
 
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md tells how it works.

@@ -77,7 +77,7 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
     known: dict[int, int] = {}  # by identity
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or vars(leaf):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or _has_attributes(leaf):
                 return None
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))
             if number == len(tensors):
@@ -98,6 +98,11 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
             places.append((object, id(leaf)))
     key = Key((spec, tuple(_odd_keys(spec)), tuple(places), runtime.engine().modes()))
     return Arguments(leaves, spec, tensors, numbers, objects, key)
+
+
+def _has_attributes(tensor: torch.Tensor) -> bool:
+    """Of the program's. Dynamo marks tensors that its programs have seen: with dimensions that vary."""
+    return any(not name.startswith("_dynamo_") for name in vars(tensor))
 
 
 def _odd_keys(spec: Any) -> Iterator[Hashable]:

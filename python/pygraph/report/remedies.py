@@ -28,7 +28,7 @@ _REMEDIES = (
     ("it reaches more than", "refer to less from it"),
     ("works on tensors whose memory is not known", "do it outside of the callable"),
     ("uses memory that no tensor known", "keep the tensor in an attribute"),
-    ("has not been tested on a GPU", "set the environment variable that it names"),
+    ("is off by default", "set the environment variable that it names"),
 )
 
 
