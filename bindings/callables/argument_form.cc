@@ -1,5 +1,6 @@
 #include "callables/argument_form.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>

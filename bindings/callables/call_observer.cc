@@ -46,6 +46,12 @@ bool is_uncapturable(std::string_view name, c10::ArrayRef<const c10::IValue> inp
   return std::ranges::find(kWaiting, name) != kWaiting.end() && is_on_gpu(inputs[0]);
 }
 
+// Such are a compiler's tensors while it traces: also those that claim to be on another device. The
+// size of their storage may be a symbol, which cannot be asked for.
+bool has_no_memory(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.unsafeGetTensorImpl()->unsafe_storage().device().is_meta();
+}
+
 bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& schema, size_t i) {
   const c10::Argument& argument = schema.arguments()[i];
   if (is_own(function.name())) return may_write(schema, argument);
@@ -140,7 +146,7 @@ void CallObserver::note_inputs(const at::RecordFunction& function) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
       // A number of Python's, which an operator has made a tensor for another one.
-      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
+      if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || has_no_memory(tensor)) return;
       if (!is_plain(tensor)) {
         if (unknown_.empty()) unknown_ = function.name();
         return;
@@ -160,15 +166,16 @@ void CallObserver::note_uncapturable(const at::RecordFunction& function) {
 void CallObserver::note_outputs(const at::RecordFunction& function) {
   for (const c10::IValue& output : function.outputs()) {
     for_each_tensor(output, [&](const at::Tensor& tensor) {
-      if (is_plain(tensor)) note(tensor, function.name(), true);
+      if (!has_no_memory(tensor) && is_plain(tensor)) note(tensor, function.name(), true);
     });
   }
 }
 
 SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool is_output) {
   const auto& storage = tensor.storage();
-  const auto [entry, is_new] = index_.emplace(storage.unsafeGetStorageImpl(), storages_.size());
-  if (is_new) {
+  auto entry = index_.find(storage.unsafeGetStorageImpl());
+  if (entry == index_.end()) {
+    // A storage may refuse to tell: it gets its number only when it is there.
     const bool is_born = is_output || fresh_->contains(storage.data());
     storages_.push_back({storage.getWeakStorageImpl(),
                          storage.device(),
@@ -178,6 +185,7 @@ SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool
                          is_born,
                          false,
                          {}});
+    entry = index_.emplace(storage.unsafeGetStorageImpl(), storages_.size() - 1).first;
   }
   SeenStorage& seen = storages_[entry->second];
   if (seen.is_born) return seen;

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph import runtime
 
@@ -109,6 +111,42 @@ def test_tensors_whose_memory_is_not_known_are_told() -> None:
     sparse = torch.eye(3).to_sparse()
     _, observer = observe(lambda: sparse @ torch.ones(3, 2))
     assert observer.unknown != ""
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_a_compiler_traces_has_no_memory(dynamic: bool) -> None:
+    """A size may be a symbol, and the storage of such a tensor does not tell how large it is."""
+    x = torch.ones(5, 4)
+
+    def trace() -> None:
+        shapes = ShapeEnv()
+        with FakeTensorMode(shape_env=shapes) as fake:
+            traced = fake.from_tensor(torch.ones(5, 4), static_shapes=not dynamic)
+            for _ in range(50):
+                traced = torch.nn.functional.linear(traced, traced.new_empty(4, 4)).sin_()
+
+    def call() -> torch.Tensor:
+        before = x + 1
+        trace()
+        return before * x
+
+    result, observer = observe(call)
+    assert observer.unknown == ""
+    assert addresses(state_of(observer).tensors()) == addresses([x])
+    assert observer.makers_of_survivors([result], _CPU) == []
+
+
+def test_a_model_is_compiled_in_the_call() -> None:
+    """For sizes that differ, so that some are symbols: forward and backward."""
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    x = torch.ones(5, 4)
+    _, observer = observe(lambda: compiled(x).sum().backward())
+    assert "nbytes" not in observer.unknown
+    expected = [x, *model.parameters()]
+    assert addresses(expected) <= addresses(state_of(observer).tensors())
+    assert state_of(observer).unowned == ""
 
 
 def test_tensors_on_the_cpu_are_told_and_numbers_are_not() -> None:
