@@ -26,7 +26,7 @@ from rich.table import Table
 
 import pygraph
 from pygraph import runtime
-from pygraph.callables import graphed, probes, variant
+from pygraph.callables import probes, serving, variant
 from pygraph.callables.graphed import Graphed
 from pygraph.callables.signature import take_apart
 from pygraph.callables.variant import Variant
@@ -110,7 +110,7 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
     assert arguments is not None and variant.host is not None and around is not None and of is not None
     host = variant.host
     return {
-        "may it be served?": graphed._may_be_served,
+        "may it be served?": serving.may_be_served,
         "arguments": lambda: step._forms.take_apart((x, y), {}),
         "another form": lambda: take_apart((x, y), {}),
         "rules": lambda: step._is_refused(arguments),

@@ -12,7 +12,7 @@ import torch
 
 import pygraph
 from pygraph import runtime
-from pygraph.callables import graphed
+from pygraph.callables import serving
 
 from .graphed_programs import reason
 
@@ -73,11 +73,11 @@ def test_what_has_not_run_on_a_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv("PYGRAPH_UNTESTED_GRAPH", raising=False)
     function = pygraph.graph(lambda x: x + 1)
-    assert not graphed._may_be_served() and function(torch.ones(1)).item() == 2.0
+    assert not serving.may_be_served() and function(torch.ones(1)).item() == 2.0
     (reason,) = [entry.reason for entry in function.entries.values()]
     assert "PYGRAPH_UNTESTED_GRAPH=1" in reason
     monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-    assert graphed._may_be_served()
+    assert serving.may_be_served()
 
 
 def test_unknown_options_and_objects_are_refused() -> None:
@@ -93,9 +93,9 @@ def test_calls_that_another_mode_must_see_are_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-    assert graphed._may_be_served()
+    assert serving.may_be_served()
     with torch.device("cpu"):  # a mode of __torch_function__
-        assert not graphed._may_be_served()
+        assert not serving.may_be_served()
     seen: list[bool] = []
-    torch.func.vmap(lambda x: (seen.append(graphed._may_be_served()), x)[1])(torch.ones(2))
+    torch.func.vmap(lambda x: (seen.append(serving.may_be_served()), x)[1])(torch.ones(2))
     assert seen == [False]

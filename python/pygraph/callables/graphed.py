@@ -12,7 +12,6 @@ exchanged for a recording. One thread at a time observes; others run uncaptured 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import types
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from pygraph import observations, options, runtime
-from pygraph.callables import optimizer_forms, rates
+from pygraph.callables import optimizer_forms, rates, serving
 from pygraph.callables.host_state import HostState
 from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
@@ -33,9 +32,6 @@ _MOST_STRANGERS = 8  # calls in a row that no variant fits
 _MOST_VARIANTS = 64
 _MOST_REFUSED = 256  # kinds of calls that are remembered
 _CALLS_PER_LOOK = 100  # while calls are no more observed, one in so many is looked at
-_USE_UNTESTED = "PYGRAPH_UNTESTED_GRAPH"  # environment variable
-
-_inside = threading.local()  # `is_calling`: whether the thread is in a call of a graphed callable
 
 
 class Graphed:
@@ -100,15 +96,15 @@ class Graphed:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if is_calling() or not _may_be_served():
+        if serving.is_calling() or not serving.may_be_served():
             return self._function(*args, **kwargs)
-        _inside.is_calling = True
+        serving.inside.is_calling = True
         drawing = None
         try:
             drawing = runtime.begin_drawing()  # the thread is part of no capture
             return self._call(args, kwargs)
         finally:
-            _inside.is_calling = False
+            serving.inside.is_calling = False
             if drawing is not None:
                 drawing.release()
 
@@ -184,7 +180,7 @@ class Graphed:
     def prepared(self) -> Callable[..., Any]:
         """Gives the function's optimizers their form. Returns the function as it is called without a
         graph."""
-        if self._adapts and _may_be_served():
+        if self._adapts and serving.may_be_served():
             self._look_at({self.__name__: self._function})
         return lambda *args, **kwargs: self._uncaptured(args, kwargs)
 
@@ -316,7 +312,7 @@ class Graphed:
     @property
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
-        unavailable = why_not()
+        unavailable = serving.why_not()
         for reason in (unavailable, self._resting, self._incomparable):
             if reason:
                 reasons[reason] = reason
@@ -333,32 +329,6 @@ class Graphed:
             elif variant.partition is None:
                 found[id(variant)] = Entry()
         return found
-
-
-def why_not() -> str | None:
-    """Why no callable has a graph in this process; None if callables may have one."""
-    reason = runtime.unavailable_reason()
-    if reason is None and os.environ.get(_USE_UNTESTED) != "1":
-        return f"pygraph.graph is off by default ({_USE_UNTESTED}=1 switches it on)"
-    return reason
-
-
-def is_calling() -> bool:
-    """Whether this thread is in a call of a graphed callable."""
-    return getattr(_inside, "is_calling", False)
-
-
-def _may_be_served() -> bool:
-    """Whether calls of this thread can have graphs now."""
-    if torch.autograd.forward_ad._current_level >= 0:  # tensors may have tangents
-        return False
-    if why_not() is not None or torch.compiler.is_compiling():
-        return False
-    if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
-        return False
-    if torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return False
-    return not torch.cuda.is_current_stream_capturing()
 
 
 def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:

@@ -33,7 +33,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pygraph import runtime
-from pygraph.callables.graphed import Graphed, is_calling, why_not
+from pygraph.callables.graphed import Graphed
+from pygraph.callables.serving import is_calling, why_not
 from pygraph.callables.variant import device_of
 from pygraph.options import Options
 
