@@ -10,6 +10,7 @@ import torch
 
 import pygraph
 
+from . import gradient_world
 from .gradient_programs import Pair, assert_alike, inputs, reasons, replays
 
 
@@ -135,6 +136,32 @@ def test_a_graph_is_retained(gradients: Any) -> None:
                 loss.backward()
         assert torch.equal(*found)
     assert both(gradients)
+
+
+def test_what_kernels_may_write_is_not_written(gradients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording counts all that unknown kernels are given; autograd counts what operators write."""
+    monkeypatch.setattr(
+        gradient_world.Partition,
+        "written",
+        property(
+            lambda self: frozenset(range(100)) if self.info.kind == "forward" else frozenset(),
+            lambda self, positions: None,
+        ),
+        raising=False,
+    )
+    module = Module(lambda self, x: (x @ self.w).sigmoid() @ self.w)
+    run = pygraph.graph(module)
+    version = module.w._version
+    for x, y in zip(inputs(14, 3, 4), inputs(14, 3, 4), strict=True):
+        (run(x) * run(y)).sum().backward()
+        module.w.grad = None
+        assert module.w._version == version
+    assert both(gradients)
+    loss = run(x).sum()
+    with torch.no_grad():
+        module.w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_a_forward_without_backward_holds_nothing(gradients: Any) -> None:

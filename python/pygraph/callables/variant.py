@@ -48,7 +48,8 @@ class Variant:
         self._adapts = adapts
         self._around: Surroundings | None = None
         self._step: StepFunction | None = None
-        self._written: frozenset[int] = frozenset()  # as the partition knows them
+        # Of which the observed call has counted the versions. (Kernels that are not known count as
+        # writing to all that they are given; autograd would not.)
         self._written_state: list[int] = []
         self._written_arguments: list[int] = []
         self._pattern = b""  # which tensors have gradients before a call
@@ -71,6 +72,9 @@ class Variant:
         rates = [rated.group["lr"] for rated in groups]
         counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        known = [*arguments.tensors, *before.found.tensors.values()]
+        known = [tensor for tensor in known if not tensor.is_inference()]
+        versions = [tensor._version for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             make,
@@ -90,13 +94,21 @@ class Variant:
             if self.observed >= _MOST_OBSERVED:
                 self.refusal = describe_effects(seen.effects)
         elif self.observed > 1 or not seen.refusal:
-            self._conclude(seen, arguments, pattern, device)
+            pairs = zip(known, versions, strict=True)
+            written = [tensor for tensor, version in pairs if tensor._version != version]
+            self._conclude(seen, arguments, pattern, device, written)
         return seen.result
 
     def _conclude(
-        self, seen: Observation, arguments: Arguments, pattern: bytes, device: torch.device
+        self,
+        seen: Observation,
+        arguments: Arguments,
+        pattern: bytes,
+        device: torch.device,
+        written: list[torch.Tensor],
     ) -> None:
-        """The last call changed nothing on the host: it can be recorded, or it never can."""
+        """The last call changed nothing on the host: it can be recorded, or it never can. written:
+        tensors to which it wrote, as far as autograd was told."""
         self.refusal = seen.refusal
         if seen.refusal:
             return
@@ -108,10 +120,17 @@ class Variant:
             fused_groups(seen.host.found.optimizers.values()),
             device,
         )
+        addresses = {address_of(tensor) for tensor in written}
+        state = enumerate(map(address_of, seen.state.tensors()))
+        self._written_state = [i for i, address in state if address in addresses]
+        self._written_arguments = [
+            i for i, t in enumerate(arguments.tensors) if any(t is tensor for tensor in written)
+        ]
         step: StepFunction
         if seen.form.is_differentiable:
             backwards = Backwards(self.name, around, self._options)
             step = ForwardFunction(self._function, arguments, around, seen.form, backwards)
+            step.written |= frozenset(self._written_state)
         else:
             step = StepFunction(self._function, arguments, around, seen.form)
         info = PartitionInfo(
@@ -182,14 +201,7 @@ class Variant:
 
     def _tell_autograd(self, arguments: Arguments) -> None:
         """Python would have counted the versions of what is written."""
-        assert self._around is not None and self._step is not None and self.partition is not None
-        if self.partition.written is not self._written:
-            self._written = self.partition.written
-            first, end = self._step.state_positions.start, self._step.state_positions.stop
-            self._written_state = [i - first for i in self._written if first <= i < end]
-            self._written_arguments = [i for i in self._written if i < first]
-            if isinstance(self._step, ForwardFunction):
-                self._step.written |= frozenset(self._written_state)
+        assert self._around is not None
         self._around.state.bump_versions(self._written_state)
         for i in self._written_arguments:
             if not arguments.tensors[i].is_inference():
