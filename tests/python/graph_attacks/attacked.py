@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -54,3 +55,18 @@ class Plain:
 open_to_this = pytest.mark.xfail(
     strict=True, reason="pygraph.graph is open to this attack (docs/roadmap.md)"
 )
+
+
+def alternate(f: Any, calls: Any, n: Any = 60, seed: Any = 0) -> Any:
+    """Calls of one graphed callable, alternating; results must be those of the function."""
+    r = random.Random(seed)
+    g = pygraph.graph(f)
+    for _ in range(2):
+        for c in calls:
+            for _ in range(7):
+                g(*c)
+    for i in range(n):
+        c = r.choice(calls)
+        got, want = g(*c), f(*c)
+        assert type(got) is type(want)
+        assert got.dtype == want.dtype and torch.equal(got, want), (i, got, want)

@@ -10,24 +10,7 @@ import torch
 
 import pygraph
 
-from .attacked import X, replays
-
-
-def alternate(f: Any, calls: Any, n: Any = 60, seed: Any = 0) -> Any:
-    """Calls of one graphed callable, alternating; results must be those of the function."""
-    import random
-
-    r = random.Random(seed)
-    g = pygraph.graph(f)
-    for _ in range(2):
-        for c in calls:
-            for _ in range(7):
-                g(*c)
-    for i in range(n):
-        c = r.choice(calls)
-        got, want = g(*c), f(*c)
-        assert type(got) is type(want)
-        assert got.dtype == want.dtype and torch.equal(got, want), (i, got, want)
+from .attacked import X, alternate, replays
 
 
 def test_dict_keys_bool_int(partitions: Any) -> None:
