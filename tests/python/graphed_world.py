@@ -75,11 +75,13 @@ def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
 
 
 def partitions_of(install: Callable[[], type[Replaying]]) -> Iterator[type[Replaying]]:
-    """For a fixture: those that are made meanwhile are forgotten afterwards."""
+    """For a fixture: only those that are made meanwhile are known meanwhile."""
     known = set(runtime.partitions)
+    runtime.partitions.clear()
     yield install()
-    for partition in set(runtime.partitions) - known:
-        runtime.partitions.discard(partition)
+    runtime.partitions.clear()
+    for partition in known:
+        runtime.partitions.add(partition)
 
 
 def _device_of(tensors: list[torch.Tensor]) -> torch.device | None:
