@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.engine import engine as engine  # callers say runtime.engine()
+from pygraph.undoing import Undo, release, settle, undoing
 
 log = logging.getLogger("pygraph")
 
@@ -80,7 +81,7 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads
 _locks_lock = threading.RLock()  # to add one, and during captures
 _LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; then it is given up
 # Seconds that a thread waits for a capture, which may be waiting for it. Then PyTorch may raise.
-_LONGEST_CAPTURE = 10.0
+LONGEST_CAPTURE = 10.0
 
 
 # Releases of PyTorch with which the GPU suite has passed. The others have passed what needs no GPU.
@@ -188,19 +189,17 @@ def drawing() -> Iterator[None]:
     if _is_part_of_a_capture():
         yield
         return
-    lock = begin_drawing()
+    lock = drawing_lock()
+    if _is_owned(lock):
+        yield
+        return
+    undo: Undo = []
     try:
+        undo.append(functools.partial(release, lock))
+        lock.acquire(timeout=LONGEST_CAPTURE)
         yield
     finally:
-        if lock is not None:
-            lock.release()
-
-
-def begin_drawing() -> Any:
-    """As ``drawing``, for a thread that is part of no capture. Returns a lock to be released at the
-    end, or None."""
-    lock = _own_lock()
-    return lock if lock.acquire(timeout=_LONGEST_CAPTURE) else None
+        settle(undo)
 
 
 def _is_part_of_a_capture() -> bool:
@@ -215,40 +214,52 @@ def capturing() -> Iterator[None]:
 
     Raises OthersDraw where one stays there.
     """
-    end = time.monotonic() + _LONGEST_DRAWING
-    taken: list[Any] = []
+    undo: Undo = []
     try:
-        _acquire(_locks_lock, end, taken)
-        own = _own_lock()  # never taken: what the thread itself draws is not at the same time
-        for lock in list(_locks):
-            if lock is not own:
-                _acquire(lock, end, taken)
+        begin_capturing(undo)
         yield
     finally:
-        for lock in reversed(taken):
-            with contextlib.suppress(RuntimeError):  # interrupted before it was acquired
-                lock.release()
+        settle(undo)
 
 
-def _acquire(lock: Any, end: float, taken: list[Any]) -> None:
-    taken.append(lock)  # first: an interrupt may come right after the lock was acquired
+def begin_capturing(undo: Undo) -> None:
+    """As ``capturing``, until the steps are made that it adds to ``undo``."""
+    if _is_owned(_locks_lock):
+        return  # inside of a capture of this thread
+    end = time.monotonic() + _LONGEST_DRAWING
+    _acquire(_locks_lock, end, undo)
+    own = drawing_lock()  # never taken: what the thread itself draws is not at the same time
+    for lock in list(_locks):
+        if lock is not own:
+            _acquire(lock, end, undo)
+
+
+def _acquire(lock: Any, end: float, undo: Undo) -> None:
+    undo.append(functools.partial(release, lock))
     if not lock.acquire(timeout=max(0.0, end - time.monotonic())):
-        taken.pop()
         raise OthersDraw("other threads run functions that draw random numbers")
 
 
-def _own_lock() -> Any:
-    """The thread's."""
+def _is_owned(lock: Any) -> bool:
+    """Whether this thread has acquired it."""
+    return bool(lock._is_owned())
+
+
+def drawing_lock() -> Any:
+    """The thread's, which it holds while it is in ``drawing()``."""
     lock = getattr(_own, "lock", None)
     if lock is None:
-        lock = _own.lock = threading.RLock()
-        is_alone = _locks_lock.acquire(timeout=_LONGEST_CAPTURE)
-        try:
-            _locks.add(lock)
-        finally:
-            if is_alone:
-                _locks_lock.release()
+        lock = threading.RLock()
+        undoing(functools.partial(_add_lock, lock))
+        _own.lock = lock
     return lock
+
+
+def _add_lock(lock: Any, undo: Undo) -> None:
+    if not _is_owned(_locks_lock):
+        undo.append(functools.partial(release, _locks_lock))
+        _locks_lock.acquire(timeout=LONGEST_CAPTURE)
+    _locks.add(lock)
 
 
 _pauses = 0  # contexts of `uncaptured` that have been entered

@@ -12,9 +12,9 @@ and only if the first backward has changed nothing there.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from pygraph.callables.step_function import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
+from pygraph.undoing import Undo, undoing
 
 _COMPARED_CALLS = 2  # as of the forward (variant.py)
 _MOST_PATTERNS = 16  # of gradients, for one structure
@@ -68,13 +69,13 @@ class BackwardFunction:
         made.clear()
         return inputs
 
-    @contextlib.contextmanager
-    def calling(self, inputs: list[Any]) -> Iterator[None]:
-        """Around one call: the state's tensors among the inputs tell it from a rehearsal."""
+    def call(self, inputs: list[Any], graphed: Callable[[list[Any]], Any]) -> list[Any]:
+        """Makes one call by ``graphed``. The state's tensors among the inputs tell it from a
+        rehearsal."""
         positions = self.state_positions
-        self._call.state = inputs[positions.start : positions.stop]
         try:
-            yield
+            self._call.state = inputs[positions.start : positions.stop]
+            return list(graphed(inputs))
         finally:
             self._call.state = None
 
@@ -95,15 +96,16 @@ class BackwardFunction:
         """On other tensors than the call's. What Python does on the host is undone."""
         if not self._structure.python:
             return self._run(given)
+        return undoing(lambda undo: self._rehearse(given, undo))
+
+    def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
         every, positions = self._around.state.tensors(), self.state_positions
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(runtime.capturing())
-            host = self._around.host.now()
-            undo.callback(_put_back, host)
-            own = [every[i] for i in self._state]
-            exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
-            undo.callback(exchange.undo)
-            return self._run(given)
+        runtime.begin_capturing(undo)
+        undo.append(functools.partial(_put_back, self._around.host.now()))
+        own = [every[i] for i in self._state]
+        exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
+        undo.append(exchange.undo)
+        return self._run(given)
 
     def _run(self, given: list[Any]) -> tuple[Any, ...]:
         made, positions = self._structure.made, self.state_positions
@@ -152,15 +154,13 @@ class Backwards:
         state = self._state()
         inputs = function.inputs(made, arguments, state, gradients)
         if partition is None or not all(map(self._is_plain, gradients)) or not self._is_same(structure):
-            with function.calling(inputs):
-                return list(function(inputs))
+            return function.call(inputs, function)
         if structure.python and not structure.is_observed:
             return self._observe(structure, function, inputs)
-        with function.calling(inputs):
-            outputs = partition.callable(inputs)
+        outputs = function.call(inputs, partition.callable)
         if partition.written:
             self.refuse("its backward writes to a tensor that it is given")
-        return list(outputs)
+        return outputs
 
     def _find(
         self, structure: Structure, pattern: _Pattern
@@ -217,8 +217,7 @@ class Backwards:
     ) -> list[torch.Tensor | None]:
         """The first backward with Python in it, uncaptured."""
         before, drawn = self._around.host.now(), random_state()
-        with function.calling(inputs):
-            outputs = list(function(inputs))
+        outputs = function.call(inputs, function)
         structure.is_observed = True
         try:
             changed = before.changes(before.now())

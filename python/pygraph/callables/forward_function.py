@@ -16,6 +16,7 @@ function or checkpointing keeps elsewhere keeps the callable uncaptured.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from pygraph.callables.saved_tensors import (
 )
 from pygraph.callables.signature import Arguments, put_together
 from pygraph.callables.step_function import NotGraphable, StepFunction, Surroundings
+from pygraph.undoing import Undo, undoing
 
 _OTHER = "it returns or saves another structure than it did before"
 
@@ -86,6 +88,9 @@ class ForwardFunction(StepFunction):
     def _is_replayed(self) -> bool:
         return self._call.structure is None
 
+    def _leave_gradients(self, outputs: Any) -> None:
+        """It sets none."""
+
     def _result(self, outputs: Any) -> Any:
         structure = self._call.structure
         if structure is None:
@@ -105,11 +110,15 @@ class ForwardFunction(StepFunction):
             return tuple(leaves)
         detached = [t.detach() if t.requires_grad else t for t in arguments]
         saved, ends = SavedTensors(), self._ends(detached, arguments)
-        torch.clear_autocast_cache()
-        with saved.saving():
+
+        def body(undo: Undo) -> Any:
+            undo.append(torch.clear_autocast_cache)
+            torch.clear_autocast_cache()
+            saved.begin_saving(undo)
             args, kwargs = put_together(self._example, detached)
-            leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
-        torch.clear_autocast_cache()
+            return self._function(*args, **kwargs)
+
+        leaves, spec = pytree.tree_flatten(undoing(body))
         leaves = self._onto(self._detached(leaves), detached, arguments)
         try:
             outputs = self._kept(expected, leaves, spec, ends, detached, saved)
@@ -127,19 +136,25 @@ class ForwardFunction(StepFunction):
         saved, ends = SavedTensors(), self._ends(aliases, aliases)
         fresh = runtime.engine().FreshAccumulators(self._parameters)
         try:
-            with torch.enable_grad(), saved.saving():
-                args, kwargs = put_together(self._example, aliases)
-                leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
+            leaves, spec = pytree.tree_flatten(undoing(functools.partial(self._save, aliases, saved)))
             leaves = self._detached(leaves)
             outputs = self._kept(None, leaves, spec, ends, aliases, saved, key)
             outputs = tuple(self._onto(outputs, aliases, arguments))
         finally:
             fresh.undo()
-        del aliases, args, kwargs, leaves, saved
+        del aliases, leaves, saved
         if any(_is_held(flat) for flat in memory):
             self.structures.pop(key, None)
             raise NotGraphable("it keeps a tensor for its backward beside what autograd saves")
         return outputs
+
+    def _save(self, aliases: list[torch.Tensor], saved: SavedTensors, undo: Undo) -> Any:
+        """Calls the callable. What autograd saves is put into ``saved``."""
+        undo.append(functools.partial(torch._C._set_grad_enabled, torch.is_grad_enabled()))
+        torch._C._set_grad_enabled(True)
+        saved.begin_saving(undo)
+        args, kwargs = put_together(self._example, aliases)
+        return self._function(*args, **kwargs)
 
     def refuse(self, reason: str) -> None:
         """Calls run as they are from now on."""

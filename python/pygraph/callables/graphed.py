@@ -98,15 +98,17 @@ class Graphed:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if serving.is_calling() or not serving.may_be_served():
             return self._function(*args, **kwargs)
-        serving.inside.is_calling = True
-        drawing = None
-        try:
-            drawing = runtime.begin_drawing()  # the thread is part of no capture
+        lock = runtime.drawing_lock()  # the thread is part of no capture
+        try:  # what is called here is called so that no interrupt comes in between (undoing.py)
+            serving.inside.is_calling = True
+            lock.acquire(timeout=runtime.LONGEST_CAPTURE)
             return self._call(args, kwargs)
         finally:
             serving.inside.is_calling = False
-            if drawing is not None:
-                drawing.release()
+            try:  # noqa: SIM105
+                lock.release()
+            except RuntimeError:  # it was not acquired in that time
+                pass
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._forms.take_apart(args, kwargs)
@@ -122,12 +124,15 @@ class Graphed:
                 if known is None:
                     self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
-        if not self._lock.acquire(blocking=False):
-            return self._uncaptured(args, kwargs)  # another thread observes a call
         try:
-            return self._unknown_call(arguments, args, kwargs)
+            if self._lock.acquire(blocking=False):
+                return self._unknown_call(arguments, args, kwargs)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105
+                self._lock.release()
+            except RuntimeError:  # another thread has it, which observes a call
+                pass
+        return self._uncaptured(args, kwargs)
 
     def _serve(
         self, variant: Variant, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,8 +146,7 @@ class Graphed:
         """Calls the function, whose graph gives the same bits."""
         if not self._rated:
             return self._function(*args, **kwargs)
-        with rates.as_tensors(self._rated, self._device):
-            return self._function(*args, **kwargs)
+        return rates.with_tensors(self._rated, self._device, lambda: self._function(*args, **kwargs))
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
@@ -242,12 +246,17 @@ class Graphed:
         except BaseException:  # the program's
             self._strangers = max(0, self._strangers - 1)
             if variant.observed == 0:
-                self._variants.pop(arguments.key, None)
+                self._drop(variant, arguments)
             raise
         if variant.refusal:
             self._variants.pop(arguments.key, None)
             self._refuse(arguments, variant.refusal, variant.host)
         return result
+
+    def _drop(self, variant: Variant, arguments: Arguments) -> None:
+        """Others for such arguments keep their graphs."""
+        others = [v for v in self._variants.get(arguments.key, []) if v is not variant]
+        self._variants[arguments.key] = others
 
     def _refuse(self, arguments: Arguments, reason: str, host: HostState | None = None) -> None:
         """Such calls run uncaptured from now on, until a switch on the host is another one: a module's

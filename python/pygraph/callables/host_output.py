@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
+
+from pygraph.undoing import Undo
 
 
 class _Counting:
@@ -28,9 +28,8 @@ class _Counting:
         return getattr(self._stream, name)
 
 
-@contextlib.contextmanager
-def watched_output() -> Iterator[set[str]]:
-    """Yields what this thread does meanwhile: "what is printed", "what is logged". (Not of streams that
+def watch_output(undo: Undo) -> set[str]:
+    """What this thread does from now on: "what is printed", "what is logged". (Not of streams that
     were looked up before, nor of files.)"""
     seen: set[str] = set()
     thread = threading.get_ident()
@@ -42,15 +41,16 @@ def watched_output() -> Iterator[set[str]]:
             seen.add("what is logged")
         return make_record(*args, **kwargs)
 
-    own = {n: _Counting(s, seen, "what is printed") for n, s in streams.items() if s is not None}
-    for name, stream in own.items():
-        setattr(sys, name, stream)
-    logging.setLogRecordFactory(noting)
-    try:
-        yield seen
-    finally:
+    def put_back() -> None:
         for name, stream in own.items():
             if getattr(sys, name) is stream:  # nobody has redirected it meanwhile
                 setattr(sys, name, streams[name])
         if logging.getLogRecordFactory() is noting:
             logging.setLogRecordFactory(make_record)
+
+    own = {n: _Counting(s, seen, "what is printed") for n, s in streams.items() if s is not None}
+    undo.append(put_back)
+    for name, stream in own.items():
+        setattr(sys, name, stream)
+    logging.setLogRecordFactory(noting)
+    return seen

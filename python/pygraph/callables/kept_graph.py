@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pygraph import runtime
-from pygraph.callables.observed_call import in_this_thread
+from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.saved_tensors import (
     CONSTANT,
     EMPTY,
@@ -29,9 +29,10 @@ from pygraph.callables.saved_tensors import (
     Place,
     Saved,
     address_of,
-    running,
+    run_on,
 )
 from pygraph.callables.step_function import NotGraphable
+from pygraph.undoing import Undo, undoing
 
 # Results of these share memory, but no element.
 _SPLITS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
@@ -190,14 +191,19 @@ def run(
     wanted = [leaf for leaf, is_needed in zip(graph.leaves, needed, strict=True) if is_needed]
     if not given or not wanted:
         return [None] * len(wanted)
-    with in_this_thread(), running(tensors):
-        found = torch.autograd.grad(
+
+    def differentiate(undo: Undo) -> tuple[torch.Tensor | None, ...]:
+        run_backwards_here(undo)
+        run_on(tensors, undo)
+        return torch.autograd.grad(
             [edge for edge, _ in given],
             wanted,
             [gradient for _, gradient in given],
             retain_graph=True,
             allow_unused=True,
         )
+
+    found = undoing(differentiate)
     if graph.stream != stream:  # of memory that was allocated on that stream
         for gradient in found:
             if gradient is not None and gradient.is_cuda:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.host_output import watched_output
+from pygraph.callables.host_output import watch_output
 from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.callables.user_code import is_library_file
+from pygraph.undoing import Undo, undoing
 
 _RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 _LARGEST_NUMBER = 16  # bytes
@@ -77,6 +78,7 @@ def observed_call(
     """Makes the call. Raises what it raises. is_changed: tells afterwards whether the structure of the
     arguments is another one. before: the host's state before the call, of no use after it."""
     uncapturable: list[str] = []
+    missed: list[BaseException] = []
 
     def note(name: str) -> None:
         from pygraph import operators  # which needs the engine when it is imported
@@ -84,18 +86,29 @@ def observed_call(
         what = "ranks communicate in it" if operators.is_collective(name) else "it waits for the GPU"
         uncapturable.append(f"{what}: {name}{calling_line()}")
 
+    def note_safely(name: str) -> None:
+        """The engine drops what it raises."""
+        try:
+            note(name)
+        except BaseException as error:
+            missed.append(error)
+
+    def body(undo: Undo) -> tuple[Any, set[str], Any]:
+        run_backwards_here(undo)
+        output = watch_output(undo)
+        observer = runtime.engine().CallObserver(note_safely)
+        undo.append(torch.clear_autocast_cache)
+        undo.append(observer.end)
+        return call(), output, observer
+
     drawn, layouts = random_state(), layouts_of(arguments)
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
     torch.clear_autocast_cache()  # what is in it was made in no call
-    with in_this_thread(), watched_output() as output:
-        observer = runtime.engine().CallObserver(note)
-        try:
-            result = call()
-        finally:
-            observer.end()
-            torch.clear_autocast_cache()
+    result, output, observer = undoing(body)
+    if missed:
+        raise missed[0]
     nodes = set(observer.backward_nodes)
     results, spec = pytree.tree_flatten(result)
     used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
@@ -247,11 +260,11 @@ def unfit_result(leaves: list[Any]) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def in_this_thread() -> Iterator[None]:
+def run_backwards_here(undo: Undo) -> None:
     """Backwards run in the calling thread, which is the one that is observed or recorded."""
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
+    before = torch._C._is_multithreading_enabled()
+    undo.append(functools.partial(torch._C._set_multithreading_enabled, before))
+    torch._C._set_multithreading_enabled(False)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

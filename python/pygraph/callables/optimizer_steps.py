@@ -170,9 +170,11 @@ class Route:
         if torch.Tensor not in kinds or not kinds <= _KINDS or not self._may_pass(gradients):
             return self._function()
         attributes = self._optimizer.__dict__
-        given = {name: attributes.pop(name) for name in _SCALER if name in attributes}
+        given = {name: attributes[name] for name in _SCALER if name in attributes}
         self._has_begun = False
         try:
+            for name in given:
+                del attributes[name]
             return self.graphed(gradients, given)
         except Exception as error:
             if self._has_begun:

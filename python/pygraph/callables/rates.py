@@ -18,15 +18,16 @@ for recordings alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from pygraph.callables import rate_probe
+from pygraph.undoing import Undo, release, undoing
 
 _Group = dict[str, Any]
 _lock = threading.RLock()  # held while groups have tensors in an uncaptured call
@@ -113,40 +114,40 @@ class Rates:
         return all(rated.is_float for rated in self._groups)
 
 
-@contextlib.contextmanager
-def recorded(
-    fused: list[_Group], groups: Sequence[Rated], given: Sequence[torch.Tensor]
-) -> Iterator[None]:
+def begin_recording(
+    fused: list[_Group], groups: Sequence[Rated], given: Sequence[torch.Tensor], undo: Undo
+) -> None:
     """Makes fused groups capturable, and gives the others tensors as learning rates."""
     kept = [(group, "capturable", group["capturable"]) for group in fused]
     kept += [(rated.group, "lr", rated.group["lr"]) for rated in groups]
-    try:
-        for group in fused:
-            group["capturable"] = True
-        for rated, rate in zip(groups, given, strict=True):
-            rated.group["lr"] = rate
-        yield
-    finally:
-        for group, key, value in kept:
-            group[key] = value
+    undo.append(lambda: [group.update({key: value}) for group, key, value in kept])
+    for group in fused:
+        group["capturable"] = True
+    for rated, rate in zip(groups, given, strict=True):
+        rated.group["lr"] = rate
 
 
-@contextlib.contextmanager
-def as_tensors(groups: Sequence[Rated], device: torch.device | None) -> Iterator[None]:
-    """In an uncaptured call: gives the groups that need it tensors, which are gone afterwards."""
+def with_tensors(groups: Sequence[Rated], device: torch.device | None, call: Callable[[], Any]) -> Any:
+    """Makes an uncaptured call. Groups that need it have tensors meanwhile."""
     if device is None or not groups:
-        yield
-        return
-    with _lock:
+        return call()
+
+    def body(undo: Undo) -> Any:
+        undo.append(functools.partial(release, _lock))
+        _lock.acquire()
         given = [
             (rated.group, rated.group["lr"], rated.tensor(device)) for rated in groups if rated.is_float
         ]
+        versions = [tensor._version for _, _, tensor in given]
+        undo.append(lambda: _take_back(given, versions))
         for group, _, tensor in given:
             group["lr"] = tensor
-        versions = [tensor._version for _, _, tensor in given]
-        try:
-            yield
-        finally:
-            for (group, value, tensor), version in zip(given, versions, strict=True):
-                if group["lr"] is tensor:  # a scheduler in the call has written to it, or not
-                    group["lr"] = value if tensor._version == version else tensor.item()
+        return call()
+
+    return undoing(body)
+
+
+def _take_back(given: list[tuple[_Group, float, torch.Tensor]], versions: list[int]) -> None:
+    for (group, value, tensor), version in zip(given, versions, strict=True):
+        if group["lr"] is tensor:  # a scheduler in the call has written to it, or not
+            group["lr"] = value if tensor._version == version else tensor.item()

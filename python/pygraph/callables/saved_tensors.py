@@ -9,12 +9,11 @@ on other tensors.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch.utils.checkpoint
 
 from pygraph import runtime
 from pygraph.callables.step_function import NotGraphable
+from pygraph.undoing import Undo
 
 ARGUMENT, STATE, MADE, EMPTY, CONSTANT = "argument", "state", "made", "empty", "constant"
 
@@ -74,10 +74,11 @@ class SavedTensors:
         self.recomputes = False
         self._handles: list[weakref.ref[Handle]] = []
 
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
-            yield
+    def begin_saving(self, undo: Undo) -> None:
+        """Hooks for saved tensors, until the steps of ``undo`` are made."""
+        pack = self._pack
+        undo.append(lambda: _end_saving(pack))
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Handle:
         # (Checkpointing has a node for what it saves, which does not show in the graph.)
@@ -94,6 +95,12 @@ class SavedTensors:
         return [handle for handle in found if handle is not None]
 
 
+def _end_saving(pack: Any) -> None:
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0] is pack:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
 def _unpack(handle: Handle) -> torch.Tensor:
     if handle.tensor is None:
         tensor: torch.Tensor = _run.tensors[handle.number]
@@ -106,15 +113,11 @@ def _unpack(handle: Handle) -> torch.Tensor:
     return handle.tensor
 
 
-@contextlib.contextmanager
-def running(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """While a graph runs again in this thread: its saved tensors, by place."""
+def run_on(tensors: Sequence[torch.Tensor], undo: Undo) -> None:
+    """A graph runs again in this thread. tensors: those that it saved, by place."""
     before = getattr(_run, "tensors", None)
+    undo.append(lambda: setattr(_run, "tensors", before))
     _run.tensors = tensors
-    try:
-        yield
-    finally:
-        _run.tensors = before
 
 
 @dataclasses.dataclass

@@ -15,10 +15,10 @@ numbers (runtime.capturing). A thread that uses the same model elsewhere would s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,13 +31,14 @@ from pygraph.callables.observed_call import (
     Gradient,
     calling_line,
     fate,
-    in_this_thread,
     kinds_of,
+    run_backwards_here,
     unfit_result,
 )
-from pygraph.callables.rates import Rated, Rates, recorded
+from pygraph.callables.rates import Rated, Rates, begin_recording
 from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.user_code import is_library_file
+from pygraph.undoing import Undo, undoing
 
 
 class NotGraphable(RuntimeError):
@@ -76,6 +77,13 @@ class Surroundings:
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
         return runtime.engine().gradients_of(self._used) if self._used else []
+
+    def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        if not self.host.holds():
+            self.host.restore()
 
     def owners(self) -> dict[int, torch.Tensor]:
         """By storage of the state: a tensor of the program's that has it."""
@@ -134,14 +142,24 @@ class StepFunction:
         """Makes one call by ``graphed``, the partition's callable. Returns its result. make: makes the
         call uncaptured. tell_replayed: is told where the callable itself has not made it."""
         own, rest = self._call, self._rest()
-        own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
+        outputs: list[Any] = []
         try:
-            outputs = graphed([*arguments.tensors, *self._state_tensors, *rest])
+            own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
+            inputs = [*arguments.tensors, *self._state_tensors, *rest]
+            # Not a call of its own: an interrupt right after a replay must find what it has made.
+            outputs.extend(map(graphed, (inputs,)))
             if own.result is not None:
                 return own.result[0]
             if self._is_replayed:
                 tell_replayed(arguments)
-            return self._result(outputs)
+            self._leave_gradients(outputs[0])
+            return self._result(outputs[0])
+        except BaseException:
+            if outputs and own.result is None:
+                if self._is_replayed:
+                    tell_replayed(arguments)
+                self._leave_gradients(outputs[0])
+            raise
         finally:
             own.arguments = own.rest = own.make = own.result = None
 
@@ -158,14 +176,17 @@ class StepFunction:
         own = [*arguments.tensors, *self._state_tensors, *self._call.rest]
         return all(a is b for a, b in zip(given, own, strict=True))
 
-    def _result(self, outputs: Any) -> Any:
-        """Of a replay; leaves its gradients."""
-        around, count = self._around, len(self._form.kinds)
+    def _leave_gradients(self, outputs: Any) -> None:
+        """Of a replay."""
+        around = self._around
         if around.made:
-            runtime.engine().set_gradients(around.made, outputs, count)
+            runtime.engine().set_gradients(around.made, outputs, len(self._form.kinds))
         if around.cleared:
             runtime.engine().clear_gradients(around.cleared)
-        return self._unflatten(outputs[:count])
+
+    def _result(self, outputs: Any) -> Any:
+        """Of a replay."""
+        return self._unflatten(outputs[: len(self._form.kinds)])
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
@@ -208,30 +229,33 @@ class StepFunction:
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
         """Runs the callable on other tensors, and undoes on the host what it did."""
+        return undoing(lambda undo: self._rehearse(given, undo))
+
+    def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
         around = self._around
         own = [*self._state_tensors, *map(_flat, around.used_gradients())]
         first, end = self._tensor_count, self._tensor_count + len(own)
         kept = [(gradient.tensor, gradient.tensor.grad) for gradient in around.gradients]
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(runtime.capturing())
-            undo.enter_context(in_this_thread())
-            undo.enter_context(self._put_back(kept))
-            undo.enter_context(recorded(around.fused, around.followed, given[end:]))
-            exchange = runtime.engine().StorageExchange(own, given[first:end])
-            undo.callback(exchange.undo)
-            torch.clear_autocast_cache()
-            undo.callback(torch.clear_autocast_cache)
-            try:
-                outputs = self._run(given)
-                self._check_gradients(kept)
-                return outputs
-            except (torch.OutOfMemoryError, NotGraphable):
+        runtime.begin_capturing(undo)
+        run_backwards_here(undo)
+        undo.append(functools.partial(torch._C._set_grad_enabled, torch.is_grad_enabled()))
+        undo.append(functools.partial(around.put_back, kept))
+        begin_recording(around.fused, around.followed, given[end:], undo)
+        exchange = runtime.engine().StorageExchange(own, given[first:end])
+        undo.append(exchange.undo)
+        undo.append(torch.clear_autocast_cache)
+        torch.clear_autocast_cache()
+        try:
+            outputs = self._run(given)
+            self._check_gradients(kept)
+            return outputs
+        except (torch.OutOfMemoryError, NotGraphable):
+            raise
+        except Exception as error:
+            line = _line_of(error)
+            if not line:
                 raise
-            except Exception as error:
-                line = _line_of(error)
-                if not line:
-                    raise
-                raise RuntimeError(f"{runtime.first_line(error)}{line}") from error
+            raise RuntimeError(f"{runtime.first_line(error)}{line}") from error
 
     def _check_gradients(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Raises NotGraphable if the callable leaves other gradients than it did when it was observed,
@@ -239,17 +263,6 @@ class StepFunction:
         for gradient, (tensor, old) in zip(self._around.gradients, kept, strict=True):
             if fate(old, tensor.grad) != gradient.after:
                 raise NotGraphable("it leaves gradients to other tensors than before")
-
-    @contextlib.contextmanager
-    def _put_back(self, kept: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[None]:
-        host = self._around.host
-        try:
-            yield
-        finally:
-            for tensor, gradient in kept:
-                tensor.grad = gradient
-            if not host.holds():
-                host.restore()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -147,8 +147,9 @@ class Variant:
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
         )
-        self._around, self._step, self._pattern = around, step, pattern
-        self.partition = Partition(step, info, self._options)
+        partition = Partition(step, info, self._options)
+        # At once: no interrupt comes in between.
+        self._around, self._step, self._pattern, self.partition = around, step, pattern, partition
 
     def is_alive(self) -> bool:
         """Whether the memory that it uses, if that is known, is still that of the program's tensors."""

@@ -1,0 +1,92 @@
+"""Interrupts at each moment at which Python delivers them, in PyGraph's own code.
+
+Python runs signal handlers where a function begins, after each call, and where a loop begins anew. A
+tracer of instructions finds these moments in the frames of PyGraph's files, and raises at one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pygraph
+
+_FILES = (str(Path(pygraph.__file__).parent), contextlib.__file__)
+_HANDLES_SIGNALS = {
+    dis.opmap[name]
+    for name in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+    if name in dis.opmap
+}
+
+Moment = tuple[str, str, int]  # file, function, instruction
+
+
+@functools.cache
+def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
+    """Which instructions are in a ``try``: from, to, where its handler is."""
+    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return [(entry.start, entry.end, entry.target) for entry in entries]
+
+
+def _handler_of(code: CodeType, instruction: int) -> int | None:
+    return next((to for a, b, to in _handlers(code) if a <= instruction < b), None)
+
+
+class Moments:
+    """Those that come while ``run`` runs something, in order. Raises ``error`` at one of them."""
+
+    def __init__(self, at: int = -1, error: BaseException | None = None) -> None:
+        self.seen: list[Moment] = []
+        self._at = at
+        self._error = error
+        self._last: dict[FrameType, int] = {}  # the instruction of each frame
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self._begin)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+            self._last.clear()
+
+    def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_FILES):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "return":
+            self._last.pop(frame, None)
+        elif event == "opcode":
+            code, at = frame.f_code, frame.f_lasti
+            last = self._last.get(frame)
+            self._last[frame] = at
+            if last is None or code.co_code[last] not in _HANDLES_SIGNALS:
+                return self._step
+            # Python would raise at the instruction before: a `return` may be outside of its `try`.
+            if _handler_of(code, last) == _handler_of(code, at):
+                self.seen.append((code.co_filename, code.co_qualname, at))
+                if len(self.seen) - 1 == self._at:
+                    assert self._error is not None
+                    raise self._error
+        return self._step
+
+
+def choose(moments: list[Moment], most: int, seed: int) -> list[int]:
+    """Numbers of moments: of each place in the code the first and the last one, at most so many."""
+    import random
+
+    first = {moment: i for i, moment in reversed(list(enumerate(moments)))}
+    last = {moment: i for i, moment in enumerate(moments)}
+    numbers = sorted({*first.values(), *last.values()})
+    if len(numbers) > most:
+        numbers = sorted(random.Random(seed).sample(numbers, most))
+    return numbers
