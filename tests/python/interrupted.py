@@ -38,6 +38,15 @@ def _handler_of(code: CodeType, instruction: int) -> int | None:
     return next((to for a, b, to in _handlers(code) if a <= instruction < b), None)
 
 
+@functools.cache
+def _is_moment(code: CodeType, last: int, at: int) -> bool:
+    """Whether an interrupt may come between two instructions of a frame. (Python raises it at the first
+    one of them: not if only the second one, a ``return``, is outside of its ``try``.)"""
+    if last < 0 or code.co_code[last] not in _HANDLES_SIGNALS:
+        return False
+    return _handler_of(code, last) == _handler_of(code, at)
+
+
 class Moments:
     """Those that come while ``run`` runs something, in order. Raises ``error`` at one of them."""
 
@@ -67,12 +76,9 @@ class Moments:
             self._last.pop(frame, None)
         elif event == "opcode":
             code, at = frame.f_code, frame.f_lasti
-            last = self._last.get(frame)
+            last = self._last.get(frame, -1)
             self._last[frame] = at
-            if last is None or code.co_code[last] not in _HANDLES_SIGNALS:
-                return self._step
-            # Python would raise at the instruction before: a `return` may be outside of its `try`.
-            if _handler_of(code, last) == _handler_of(code, at):
+            if _is_moment(code, last, at):
                 self.seen.append((code.co_filename, code.co_qualname, at))
                 if len(self.seen) - 1 == self._at:
                     assert self._error is not None

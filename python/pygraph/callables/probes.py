@@ -8,6 +8,7 @@ import array
 import concurrent.futures
 import contextvars
 import ctypes
+import decimal
 import functools
 import io
 import itertools
@@ -81,6 +82,8 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, (float, int, str, bytes)):  # of a class of its own
         plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
         return lambda: plain.__repr__(value)
+    if isinstance(value, decimal.Decimal):
+        return _decimal_context
     if isinstance(value, queue.SimpleQueue):
         return value.qsize
     if isinstance(value, functools._lru_cache_wrapper):
@@ -121,6 +124,12 @@ def flag_of(value: Any) -> Callable[[], Any] | None:
     if shared is not None and type(value).__module__ == "multiprocessing.sharedctypes":
         return probe_of(value.get_obj())
     return None
+
+
+def _decimal_context() -> Any:
+    """What the results of decimal numbers depend on."""
+    now = decimal.getcontext()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
 
 def _place_of_generator(generator: Any) -> Any:

@@ -18,6 +18,7 @@ and random numbers from a state that the callable puts back.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import dataclasses
@@ -35,6 +36,7 @@ import torch
 
 from pygraph.callables import probes
 from pygraph.callables.user_code import (
+    closures_used_by,
     globals_used_by,
     is_library_file,
     is_of_program,
@@ -98,6 +100,7 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
     value is left out, as it is looked at otherwise. Raises Unseen."""
     walk = _Walk(frozenset(unwatched))
     walk.pending.extend((root, name) for name, root in roots.items())
+    walk.pending.append((torch.Tensor, "torch.Tensor"))  # whose methods the program may replace
     walk.run()
     return walk.found
 
@@ -231,10 +234,11 @@ class _Walk:
                 self._note(name, ("met", self._numbers[id(cell)]))
                 continue
             self.found.cells.append(cell)
-            try:
-                self.pending.append((cell.cell_contents, f"{path}.{name}" if is_library else name))
-            except ValueError:
+            content = _content_of(cell)
+            if content is _EMPTY:
                 self._note(name, "nothing was assigned yet")
+            else:
+                self.pending.append((content, f"{path}.{name}" if is_library else name))
         for name in ("__defaults__", "__kwdefaults__"):
             self.pending.append((getattr(function, name), f"{path}.{name}"))
         self._visit_dict(vars(function), f"{path}.", attributes=True)
@@ -247,14 +251,18 @@ class _Walk:
             self._visit_chain(scope, chain)
             if chain in _BY_NAME:
                 self._visit_plain(scope, "")
+        inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for chain in closures_used_by(function.__code__):
+            cell = inner.get(chain[0])  # none: a variable of the function's own
+            if cell is not None and len(chain) > 1 and isinstance(_content_of(cell), types.ModuleType):
+                self._visit_chain(vars(cell.cell_contents), chain[1:], f"{chain[0]}.")
         for name in modules_imported_by(function.__code__):
             if name in sys.modules:
                 self.pending.append((sys.modules[name], name))
 
-    def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...]) -> None:
-        """A global, and attributes of it as long as it is a module."""
-        path = ""
-        if chain[0] not in scope:  # one of Python's
+    def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
+        """A global, and attributes of it as long as it is a module. path: of the scope."""
+        if not path and chain[0] not in scope:  # one of Python's
             self.found.dicts.append((scope, chain[:1], ()))
             scope = vars(builtins)
         for name in chain:
@@ -309,6 +317,8 @@ class _Walk:
         the program's among them."""
         self._note(path, Object(type, id(type_)))
         metaclass: type = type(type_)
+        if isinstance(type_, abc.ABCMeta) and _is_of_program(type_):
+            self._probe(f"{path}#registered", abc.get_cache_token)
         for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
             if class_ in (object, type) or not (class_ is type_ or self._is_new(class_)):
                 continue
@@ -422,6 +432,16 @@ _VISITS: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
     (weakref.ReferenceType, _Walk._visit_reference),
     (type, _Walk._visit_class),
 )
+
+
+_EMPTY = object()
+
+
+def _content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
 
 
 def _is_left_alone(type_: type) -> bool:

@@ -48,18 +48,28 @@ def is_of_program(module: ModuleType) -> bool:
 
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
 
 
-@functools.lru_cache(maxsize=4096)
 def globals_used_by(code: CodeType) -> tuple[tuple[str, ...], ...]:
     """The globals that a function and the functions inside of it read or write, each with the chain of
     attributes that follows: ``("settings", "training", "flag")``."""
+    return _chains_in(code, _GLOBALS)
+
+
+def closures_used_by(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The same for variables of enclosing functions."""
+    return _chains_in(code, _CLOSURES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     found: dict[tuple[str, ...], None] = {}
     for part in _with_inner(code):
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
-            if instruction.opname in _GLOBALS:
+            if instruction.opname in begins:
                 chain = (str(instruction.argval),)
             elif instruction.opname in _ATTRIBUTES and chain:
                 chain = (*chain, str(instruction.argval))

@@ -84,7 +84,6 @@ def test_descriptor(partitions: Any) -> None:
     assert_follows(partitions, lambda x: x * c.d, lambda: D.values.update({id(c): 3.0}))
 
 
-@open_to_this
 def test_abc_register(partitions: Any) -> None:
 
     class A(abc.ABC):  # noqa: B024
@@ -181,13 +180,21 @@ def test_getenv(partitions: Any, monkeypatch: Any) -> None:
     )
 
 
-@open_to_this
 def test_monkeypatched_functional(partitions: Any, monkeypatch: Any) -> None:
     import torch.nn.functional as F
 
     assert_follows(
         partitions, lambda x: F.relu(x), lambda: monkeypatch.setattr(F, "relu", lambda x: x * 3)
     )
+
+
+@open_to_this
+def test_monkeypatched_inside_of_a_library(partitions: Any, monkeypatch: Any) -> None:
+    """A function that only a library's own code calls."""
+    import torch.nn.functional as F
+
+    m = torch.nn.ReLU()
+    assert_follows(partitions, lambda x: m(x), lambda: monkeypatch.setattr(F, "relu", lambda x, **k: x * 3))
 
 
 def test_monkeypatched_method(partitions: Any, monkeypatch: Any) -> None:
@@ -199,7 +206,6 @@ def test_monkeypatched_method(partitions: Any, monkeypatch: Any) -> None:
     )
 
 
-@open_to_this
 def test_monkeypatched_tensor_method(partitions: Any, monkeypatch: Any) -> None:
     assert_follows(
         partitions,

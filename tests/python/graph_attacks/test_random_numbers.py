@@ -8,7 +8,7 @@ import torch
 
 import pygraph
 
-from .attacked import X, assert_follows, open_to_this
+from .attacked import X, assert_follows
 
 
 def test_a_random_state_that_is_put_back(partitions: Any) -> None:
@@ -32,7 +32,6 @@ def test_initial_seed(partitions: Any) -> None:
     assert_follows(partitions, f, lambda: torch.manual_seed(2))
 
 
-@open_to_this
 def test_random_seed_by_the_program(partitions: Any) -> None:
     """Draws from a state that the call leaves as it found it: frozen when the program seeds."""
     import random

@@ -16,7 +16,7 @@ import torch
 
 import pygraph
 
-from .attacked import Plain, X, assert_follows, open_to_this
+from .attacked import Plain, X, assert_follows
 
 
 def test_memoryview(partitions: Any) -> None:
@@ -123,7 +123,6 @@ def test_context_var_in_context(partitions: Any) -> None:
     assert torch.equal(g(X), X * 2)
 
 
-@open_to_this
 def test_decimal_context(partitions: Any) -> None:
     import decimal
 
