@@ -76,10 +76,11 @@ class Partition(Replaying):
         if held:
             raise RuntimeError(f"{held[0]} keeps memory that it allocates in a recording")
         stand_ins = _clones(inputs)
-        layout.tape = tape = _Tape(stand_ins)
+        tape = _Tape(stand_ins)
         with tape:
             outputs = self.function.rehearse(stand_ins)
         layout.outputs = [tape._refer(x) for x in outputs]
+        layout.tape = tape
 
     def _held_after(self, run: Callable[[], Any]) -> list[str]:
         observer = runtime.engine().CallObserver(lambda name: None)

@@ -56,6 +56,11 @@ class Moments:
         self._error = error
         self._last: dict[FrameType, int] = {}  # the instruction of each frame
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has raised."""
+        return len(self.seen) > self._at >= 0
+
     def run(self, call: Callable[[], Any]) -> Any:
         before = sys.gettrace()
         sys.settrace(self._begin)
