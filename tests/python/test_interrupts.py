@@ -8,6 +8,7 @@ as it was. Then the program goes on, with the uncaptured program's bits, and get
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -80,7 +81,6 @@ class _Step:
         gradient = torch.empty(0) if self.parameter.grad is None else self.parameter.grad
         return [t.detach().clone() for t in (self.parameter, gradient, *moments)]
 
-
     @staticmethod
     def essential(state: list[torch.Tensor]) -> list[torch.Tensor]:
         """What an interrupt must leave as it was, or as it is to be."""
@@ -131,7 +131,6 @@ class _Differentiated(_Step):
         self.optimizer.step()
         return loss
 
-
     @staticmethod
     def essential(state: list[torch.Tensor]) -> list[torch.Tensor]:
         """Without the gradient: the uncaptured program, too, may be interrupted with one or without."""
@@ -180,7 +179,11 @@ def _surroundings() -> Any:
     """What PyGraph changes for a while in this process and in this thread."""
     return (
         *(sys.stdout, sys.stderr, logging.getLogRecordFactory(), random.getstate()),
-        *(torch.get_rng_state().tolist(), torch.is_grad_enabled(), torch._C._is_multithreading_enabled()),
+        *(
+            torch.get_rng_state().tolist(),
+            torch.is_grad_enabled(),
+            torch._C._is_multithreading_enabled(),
+        ),
         *(serving.is_calling(), runtime.is_compared(), runtime.engine().are_operators_watched()),
     )
 
@@ -254,7 +257,7 @@ def _moments_of(kind: type[_Step], number: int) -> list[int]:
     for _ in range(2):  # caches are warm in the second one
         program = _begun(kind, number)
         moments = Moments()
-        moments.run(lambda: program.call(number))
+        moments.run(functools.partial(program.call, number))
     return choose(moments.seen, _MOST, seed=number)
 
 

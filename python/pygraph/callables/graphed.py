@@ -159,6 +159,8 @@ class Graphed:
                 return self._function(*args, **kwargs)
         try:
             now = self._look_at(roots)
+        except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
+            return self._function(*args, **kwargs)
         except Exception as error:  # of what the walk has met
             self._refuse(arguments, runtime.first_line(error) or type(error).__name__)
             return self._function(*args, **kwargs)

@@ -52,7 +52,8 @@ class Form:
 class Observation:
     """result: the call's. form: of it. host: the host's state afterwards. effects: paths on the host
     that the call changed. state: the memory that it used and that was not passed. refusal: why the
-    callable cannot have a graph; empty for no reason."""
+    callable cannot have a graph; empty for no reason. is_whole: whether there was memory to find all of
+    this."""
 
     result: Any
     form: Form
@@ -61,6 +62,7 @@ class Observation:
     state: Any = None
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     refusal: str = ""
+    is_whole: bool = True
 
 
 def watched_tensors(host: HostState) -> list[torch.Tensor]:
@@ -96,9 +98,9 @@ def observed_call(
     def body(undo: Undo) -> tuple[Any, set[str], Any]:
         run_backwards_here(undo)
         output = watch_output(undo)
-        observer = runtime.engine().CallObserver(note_safely)
         undo.append(torch.clear_autocast_cache)
-        undo.append(observer.end)
+        observer = runtime.engine().CallObserver(note_safely)
+        undo.append(observer.end)  # at once: no interrupt comes in between
         return call(), output, observer
 
     drawn, layouts = random_state(), layouts_of(arguments)
@@ -136,6 +138,8 @@ def observed_call(
             seen.refusal = "it returns a list or a dictionary that it keeps; return a copy"
         elif _versions(arguments) != versions:
             seen.refusal = "it writes to an argument that requires a gradient"
+    except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
+        seen.is_whole = False
     except Exception as error:  # of what the walk has met; the call is made
         seen.refusal = runtime.first_line(error) or type(error).__name__
     return seen

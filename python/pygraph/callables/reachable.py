@@ -13,7 +13,8 @@ are found in its instructions. Each place has a path, as a program would write i
 
 Two walks find the same if and only if the callable could tell no difference, as far as can be seen.
 Not seen are sockets, the contents of files, clocks, what extensions keep, arrays of more than 64 KiB,
-and random numbers from a state that the callable puts back.
+random numbers that a library draws from a state that it puts back, and functions of libraries that only
+libraries call.
 """
 
 from __future__ import annotations

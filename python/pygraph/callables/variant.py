@@ -83,6 +83,8 @@ class Variant:
             before,
             device,
         )
+        if not seen.is_whole:
+            return seen.result
         self.observed += 1
         self.host = seen.host
         if [rated.group["lr"] for rated in groups] != rates:

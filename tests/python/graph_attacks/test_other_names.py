@@ -194,7 +194,9 @@ def test_monkeypatched_inside_of_a_library(partitions: Any, monkeypatch: Any) ->
     import torch.nn.functional as F
 
     m = torch.nn.ReLU()
-    assert_follows(partitions, lambda x: m(x), lambda: monkeypatch.setattr(F, "relu", lambda x, **k: x * 3))
+    assert_follows(
+        partitions, lambda x: m(x), lambda: monkeypatch.setattr(F, "relu", lambda x, **k: x * 3)
+    )
 
 
 def test_monkeypatched_method(partitions: Any, monkeypatch: Any) -> None:
