@@ -30,7 +30,7 @@ from .graphed_world import Replaying, partitions_of
 from .interrupted import Moments, choose
 
 _CALLS = 12
-_MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 10  # of one call
+_MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
 _CHANGES = 9  # the call before which the program changes an argument
 _ERRORS = (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
 
@@ -264,7 +264,7 @@ def _moments_of(kind: type[_Step], number: int) -> list[int]:
 def _check_moments_of(kind: type[_Step], number: int) -> None:
     expected = _Expected(kind)
     chosen = _moments_of(kind, number)
-    assert len(chosen) >= min(_MOST, 10)
+    assert len(chosen) >= min(_MOST, 6)
     for i, moment in enumerate(chosen):
         _check_moment(kind, number, moment, _ERRORS[i % len(_ERRORS)]("injected"), expected)
 
