@@ -80,6 +80,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an argument": (lambda self, x: x, "no function of anything that does"),
     "a view of a parameter": (lambda self, x: (self.w[0], x * 2), "lies in what it is given"),
     "one result from another": (lambda self, x: (lambda y: (y, y * 2))(x @ self.w), "computed from"),
+    "the last result from another": (
+        lambda self, x: (lambda y, z: (y, z, z * 2))(x @ self.w, x * self.b),
+        "computed from",
+    ),
     "views of each other": (lambda self, x: (lambda y: (y, y[0]))(x @ self.w), "computed from"),
 }
 

@@ -115,10 +115,13 @@ def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structu
 def _names_of_python(results: list[torch.Tensor]) -> set[str]:
     """Of nodes whose backward is written in Python. Raises NotGraphable if gradients flow from one
     result to another: what the program does to those would not be seen."""
-    edges = {(id(result.grad_fn), result.output_nr) for result in results}
+    # Held while they are compared: in some releases a node's Python object ends with its last user, and
+    # another one may get its id.
     pending = [result.grad_fn for result in results]
-    names = set[str]()
     seen = {id(node): node for node in pending}
+    numbers = [result.output_nr for result in results]
+    edges = {(id(node), number) for node, number in zip(pending, numbers, strict=True)}
+    names = set[str]()
     while pending:
         node = pending.pop()
         assert node is not None
