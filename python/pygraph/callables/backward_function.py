@@ -112,11 +112,20 @@ class BackwardFunction:
         rest = iter(given[positions.stop :])
         gradients = [next(rest) if has_gradient else None for has_gradient in self._has_gradient]
         device = self._around.device
+        saved = self._where_it_is_read(given[:made])
         return tuple(
             kept_graph.run(
-                self._structure, given[:made], arguments, state, gradients, self._needed, device
+                self._structure, saved, arguments, state, gradients, self._needed, device
             )
         )
+
+    def _where_it_is_read(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Attention reads its random state on the host, unless the stream captures. That of a replay is
+        on the GPU."""
+        on_host = self._structure.on_host
+        if not on_host or torch.cuda.is_current_stream_capturing():
+            return made
+        return [tensor.cpu() if i in on_host else tensor for i, tensor in enumerate(made)]
 
 
 def _put_back(host: HostState) -> None:

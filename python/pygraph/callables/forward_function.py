@@ -165,11 +165,11 @@ class ForwardFunction(StepFunction):
         device = self._around.device
         self._check_results(leaves, arguments)
         handles = saved.handles()
-        known = expected.places if expected is not None else ()
+        before = expected if expected is not None else self.structures.get(key)
+        known = before.places if before is not None else ()
         found = take_out(handles, arguments, self._state_tensors, device, known)
         structure = kept_graph.survey(leaves, ends, found)
         structure.python |= saved.recomputes
-        before = expected if expected is not None else self.structures.get(key)
         if before is not None and before != structure:
             raise NotGraphable(_OTHER)
         if before is None:
