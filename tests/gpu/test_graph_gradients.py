@@ -98,10 +98,21 @@ class Encoder(torch.nn.TransformerEncoderLayer):
         super().__init__(64, 4, 128, dropout=dropout, batch_first=True)
 
 
+class Gated(torch.nn.Linear):
+    """Its argument is saved as it is, and as a view."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * x
+
+
 MODULES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "mlp": (Mlp, (32, 64)),
     "convolutions": (Convolutions, (8, 3, 16, 16)),
     "attention": (lambda: Encoder(0.0), (4, 16, 64)),
+    "gated": (Gated, (4, 16, 64)),
     "layer norm": (lambda: torch.nn.LayerNorm(64), (32, 64)),
 }
 
