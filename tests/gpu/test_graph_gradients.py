@@ -16,11 +16,6 @@ import pygraph
 from pygraph import runtime
 
 
-@pytest.fixture(autouse=True)
-def use_untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-
-
 def replays(name: str) -> tuple[int, int]:
     """Of forwards and backwards of a callable."""
     rows = pygraph.stats()
