@@ -80,6 +80,7 @@ class RecordingPair {
     std::optional<OutputPlan> outputs;
   };
 
+  void use_table_memory();
   Surroundings surroundings() const;
   std::string allocator_of(int index, const Range& piece) const;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
@@ -97,6 +98,7 @@ class RecordingPair {
   bool uses_fft_plans_ = false;
   RecordedOperators operators_;    // of the last recording
   std::vector<uint64_t> scratch_;  // alike
+  bool uses_table_memory_ = false;
   int current_ = 0;
   std::vector<at::Tensor> held_;
   std::function<std::vector<Range>()> cached_;
