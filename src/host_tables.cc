@@ -92,14 +92,6 @@ uint64_t TableMemory::keep(std::span<const std::byte> bytes) {
   return piece.release();
 }
 
-std::vector<Range> TableMemory::ranges() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<Range> all;
-  all.reserve(kept_.size());
-  for (const Kept& kept : kept_) all.push_back({kept.address, kept.bytes.size()});
-  return all;
-}
-
 std::vector<HostTable> read_host_tables(const Driver& driver, CUgraph graph, uint32_t first,
                                         uint32_t last) {
   std::vector<HostTable> tables;
@@ -116,9 +108,10 @@ std::vector<HostTable> read_host_tables(const Driver& driver, CUgraph graph, uin
   return tables;
 }
 
-void use_table_memory(const Driver& driver, Recording& first, Recording& second,
-                      TableMemory& memory) {
-  if (first.tables != second.tables) return;
+std::vector<Range> use_table_memory(const Driver& driver, Recording& first, Recording& second,
+                                    TableMemory& memory) {
+  std::vector<Range> used;
+  if (first.tables != second.tables) return used;
   for (const HostTable& table : first.tables) {
     const uint64_t address = memory.keep(table.bytes);
     Node& node = copy_at(second, table.position);
@@ -126,7 +119,9 @@ void use_table_memory(const Driver& driver, Recording& first, Recording& second,
     read_from(node, address);
     const auto* params = reinterpret_cast<const abi::Memcpy3D*>(node.image.data());
     PYGRAPH_CHECK(driver, graph_memcpy_set_params(node.handle, params));
+    used.push_back({address, table.bytes.size()});
   }
+  return used;
 }
 
 }  // namespace pygraph

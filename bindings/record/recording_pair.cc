@@ -190,10 +190,10 @@ std::string RecordingPair::allocator_of(int index, const Range& piece) const {
 
 // Once, although the pair may be linked twice.
 void RecordingPair::use_table_memory() {
-  if (std::exchange(uses_table_memory_, true)) return;
+  if (tables_) return;
   const WithoutPythonLock unlocked;  // the driver may wait for the device
-  pygraph::use_table_memory(driver_, halves_[0].recording, halves_[1].recording,
-                            table_memory(driver_, device_.index()));
+  tables_ = pygraph::use_table_memory(driver_, halves_[0].recording, halves_[1].recording,
+                                      table_memory(driver_, device_.index()));
 }
 
 Surroundings RecordingPair::surroundings() const {
@@ -208,8 +208,7 @@ Surroundings RecordingPair::surroundings() const {
     const c10::Storage& storage = tensor.storage();
     around.held.push_back({reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()});
   }
-  std::ranges::move(table_memory(driver_, device_.index()).ranges(),
-                    std::back_inserter(around.held));
+  if (tables_) around.held.insert(around.held.end(), tables_->begin(), tables_->end());
   return around;
 }
 

@@ -98,7 +98,7 @@ class RecordingPair {
   bool uses_fft_plans_ = false;
   RecordedOperators operators_;    // of the last recording
   std::vector<uint64_t> scratch_;  // alike
-  bool uses_table_memory_ = false;
+  std::optional<std::vector<Range>> tables_;  // on the device; none before the first link()
   int current_ = 0;
   std::vector<at::Tensor> held_;
   std::function<std::vector<Range>()> cached_;

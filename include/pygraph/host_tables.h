@@ -35,7 +35,6 @@ class TableMemory {
 
   // The address of memory with these bytes, which are there for all streams. Throws DriverError.
   uint64_t keep(std::span<const std::byte> bytes);
-  std::vector<Range> ranges() const;  // all that is kept
 
  private:
   struct Kept {
@@ -44,7 +43,7 @@ class TableMemory {
   };
 
   const Driver& driver_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::deque<Kept> kept_;
 };
 
@@ -56,10 +55,10 @@ std::vector<HostTable> read_host_tables(const Driver& driver, CUgraph graph, uin
                                         uint32_t last);
 
 // Lets the copies that read equal bytes in both recordings read them from `memory`: in both
-// recordings' images, and in the graph of the second. Copies of other bytes are left to
-// match_recordings() and scan_relocations(), which refuse them. To be called once, before link(),
-// with TableMemory::ranges() among what the graph holds. Throws DriverError.
-void use_table_memory(const Driver& driver, Recording& first, Recording& second,
-                      TableMemory& memory);
+// recordings' images, and in the graph of the second. Returns what they read then, which is to be
+// among what the graph holds in link(). Copies of other bytes are left to match_recordings() and
+// scan_relocations(), which refuse them. To be called once. Throws DriverError.
+std::vector<Range> use_table_memory(const Driver& driver, Recording& first, Recording& second,
+                                    TableMemory& memory);
 
 }  // namespace pygraph
