@@ -6,7 +6,6 @@
 #include <cstring>
 #include <set>
 
-#include "record/table_log.h"
 #include "test_device.h"
 
 namespace pygraph::testing {
@@ -20,13 +19,8 @@ class HostTablesTest : public DeviceTest {
   void TearDown() override {
     for (const uint64_t address : kept) driver.memory_free(address);
   }
-  // Never freed: the driver's table has no function for it.
   std::span<float> pinned(float value, size_t count = kCount) {
-    static auto* all = new std::vector<void*>;
-    PYGRAPH_CHECK(driver, memory_allocate_host(&all->emplace_back(), count * sizeof(float), 0));
-    const std::span<float> floats(static_cast<float*>(all->back()), count);
-    std::ranges::fill(floats, value);
-    return floats;
+    return device.pinned(count, value);
   }
   // result = input + a table, which is `tables[0]` in the first recording, `tables[1]` in the
   // other, and is read where the operator ends.
@@ -219,103 +213,6 @@ TEST_F(HostTablesTest, EveryCallMayFailAndNothingIsLeftBehind) {
     device.simulator().fail(symbol, 1, abi::kOutOfMemory);
     EXPECT_THROW(read_host_tables(driver, recordings.graph.get(), 0, 2), DriverError) << symbol;
   }
-}
-
-// Which copies are tables, is told by the operators that make them.
-class TableLogTest : public HostTablesTest {
- protected:
-  // Captures `work` with a log, and returns the positions of the tables.
-  std::vector<uint32_t> positions(const std::function<void(bindings::TableLog&)>& work) {
-    bindings::TableLog log(driver, stream.get());
-    PYGRAPH_CHECK(driver, stream_begin_capture(stream.get(), abi::kCaptureModeThreadLocal));
-    work(log);
-    CUgraph raw = nullptr;
-    PYGRAPH_CHECK(driver, stream_end_capture(stream.get(), &raw));
-    const Graph graph(driver, raw);
-    tables = log.take();
-    std::vector<uint32_t> found;
-    for (const HostTable& table : tables) found.push_back(table.position);
-    return found;
-  }
-  void copy() {
-    PYGRAPH_CHECK(driver, copy_to_device_async(to, source.data(), kBytes, stream.get()));
-  }
-  std::span<float> source = pinned(5);
-  uint64_t to = device.allocate(kBytes);
-  std::vector<HostTable> tables;
-};
-
-TEST_F(TableLogTest, ListedOperatorsCopyTables) {
-  const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
-    copy();
-    for (const char* name : {"aten::add", "aten::_foreach_norm", "my::_foreach_norm",
-                             "aten::_foreach_max", "aten::_foreach_powsum", "aten::_chunk_cat"}) {
-      log.enter(name);
-      copy();
-      log.leave(name);
-    }
-    copy();
-  });
-  EXPECT_EQ(found, (std::vector<uint32_t>{2, 4, 5}));
-}
-
-TEST_F(TableLogTest, AnOperatorInsideOfOthersCountsWithAllThatItCalls) {
-  const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
-    log.enter("my::clip");
-    copy();
-    log.enter("aten::_foreach_norm");
-    log.enter("aten::copy_");
-    copy();
-    log.leave("aten::copy_");
-    log.enter("aten::_foreach_max");
-    copy();
-    log.leave("aten::_foreach_max");
-    copy();
-    log.leave("aten::_foreach_norm");
-    copy();
-    log.leave("my::clip");
-  });
-  EXPECT_EQ(found, (std::vector<uint32_t>{1, 2, 3}));
-}
-
-TEST_F(TableLogTest, TheBytesAreThoseAtTheOperatorsEnd) {
-  positions([&](bindings::TableLog& log) {
-    log.enter("aten::_foreach_norm");
-    copy();
-    std::ranges::fill(source, 6.0F);  // nothing has been copied yet
-    log.leave("aten::_foreach_norm");
-    std::ranges::fill(source, 7.0F);  // somebody else's
-  });
-  ASSERT_EQ(tables.size(), 1);
-  const std::vector<float> expected(kCount, 6);
-  EXPECT_TRUE(std::ranges::equal(tables[0].bytes, std::as_bytes(std::span(expected))));
-}
-
-TEST_F(TableLogTest, WithoutACaptureNothingIsRead) {
-  bindings::TableLog log(driver, stream.get());
-  log.enter("aten::_foreach_norm");
-  copy();
-  log.leave("aten::_foreach_norm");
-  EXPECT_TRUE(log.take().empty());
-}
-
-TEST_F(TableLogTest, WhereTheDriverFailsNothingIsRead) {
-  if (!device.is_simulated()) GTEST_SKIP() << "needs failure injection";
-  for (const char* symbol : {"cuGraphGetNodes", "cuGraphMemcpyNodeGetParams"}) {
-    const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
-      log.enter("aten::_foreach_norm");
-      copy();
-      device.simulator().fail(symbol, 1, abi::kOutOfMemory);
-      log.leave("aten::_foreach_norm");
-    });
-    EXPECT_TRUE(found.empty()) << symbol;
-  }
-}
-
-TEST_F(TableLogTest, EachDeviceHasMemoryOfItsOwn) {
-  TableMemory& first = bindings::table_memory(driver, 100);
-  EXPECT_EQ(&bindings::table_memory(driver, 100), &first);
-  EXPECT_NE(&bindings::table_memory(driver, 101), &first);
 }
 
 // What the engine relies on, and what it avoids.
