@@ -1,23 +1,10 @@
 #include "pygraph/executable.h"
 
 #include <algorithm>
-#include <string>
+
+#include "update_kernel.h"
 
 namespace pygraph {
-namespace {
-
-// As check_result, and says which node the call was for.
-void check_node(const Driver& driver, const Node& node, abi::Result result, const char* call) {
-  if (result == abi::kSuccess) return;
-  std::string what = call;
-  if (node.kind == NodeKind::kKernel) {
-    what += " for the kernel " + node.name + ", " + std::to_string(node.image.size()) +
-            " bytes of parameters" + (node.packed ? " in one buffer" : "") + ",";
-  }
-  check_result(driver, result, what.c_str());
-}
-
-}  // namespace
 
 ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked)
     : driver_(driver), graph_(std::move(graph)), linked_(std::move(linked)), table_(linked_) {
@@ -40,16 +27,13 @@ const Node& ExecutableGraph::node_of(const BindTable::PatchedNode& patch) const 
 void ExecutableGraph::apply_to_graph(const BindTable::PatchedNode& patch) {
   const Node& node = node_of(patch);
   if (node.kind == NodeKind::kKernel) {
-    check_node(driver_, node, driver_.graph_kernel_set_params(node.handle, &patch.params),
-               "graph_kernel_set_params");
+    set_kernel_params(driver_, node, patch.params);
   } else if (node.kind == NodeKind::kMemcpy) {
     const auto* params = reinterpret_cast<const abi::Memcpy3D*>(patch.image);
-    check_node(driver_, node, driver_.graph_memcpy_set_params(node.handle, params),
-               "graph_memcpy_set_params");
+    PYGRAPH_CHECK(driver_, graph_memcpy_set_params(node.handle, params));
   } else {
     const auto* params = reinterpret_cast<const abi::MemsetNodeParams*>(patch.image);
-    check_node(driver_, node, driver_.graph_memset_set_params(node.handle, params),
-               "graph_memset_set_params");
+    PYGRAPH_CHECK(driver_, graph_memset_set_params(node.handle, params));
   }
 }
 
@@ -64,19 +48,15 @@ void ExecutableGraph::apply_to_executable(const BindTable::PatchedNode& patch) {
       dirty_children_.push_back(parent);
     }
   } else if (node.kind == NodeKind::kKernel) {
-    check_node(driver_, node,
-               driver_.graph_exec_kernel_set_params(exec_.get(), node.handle, &patch.params),
-               "graph_exec_kernel_set_params");
+    set_kernel_params(driver_, exec_.get(), node, patch.params);
   } else if (node.kind == NodeKind::kMemcpy) {
     const auto* params = reinterpret_cast<const abi::Memcpy3D*>(patch.image);
-    check_node(driver_, node,
-               driver_.graph_exec_memcpy_set_params(exec_.get(), node.handle, params, context_),
-               "graph_exec_memcpy_set_params");
+    PYGRAPH_CHECK(driver_,
+                  graph_exec_memcpy_set_params(exec_.get(), node.handle, params, context_));
   } else {
     const auto* params = reinterpret_cast<const abi::MemsetNodeParams*>(patch.image);
-    check_node(driver_, node,
-               driver_.graph_exec_memset_set_params(exec_.get(), node.handle, params, context_),
-               "graph_exec_memset_set_params");
+    PYGRAPH_CHECK(driver_,
+                  graph_exec_memset_set_params(exec_.get(), node.handle, params, context_));
   }
 }
 

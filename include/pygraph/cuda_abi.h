@@ -67,6 +67,10 @@ inline constexpr int kMemoryTypeUnified = 4;
 inline constexpr int kPointerAttributeMemoryType = 2;
 inline constexpr int kPointerAttributeBufferId = 7;
 
+inline constexpr int kFunctionSharedBytes = 1;
+inline constexpr int kFunctionMaxDynamicSharedBytes = 8;
+inline constexpr int kDeviceMaxSharedBytesPerBlock = 97;  // of blocks that ask for more than 48 KiB
+
 inline constexpr int kLaunchAttributeCooperative = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4;
 inline constexpr int kLaunchAttributePriority = 8;

@@ -20,9 +20,11 @@ namespace pygraph {
   X(init, "cuInit", 2000, unsigned)                                                               \
   X(get_error_name, "cuGetErrorName", 6000, abi::Result, const char**)                            \
   X(device_get, "cuDeviceGet", 2000, int*, int)                                                   \
+  X(device_get_attribute, "cuDeviceGetAttribute", 2000, int*, int, int)                           \
   X(primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, CUcontext*, int)                    \
   X(context_set_current, "cuCtxSetCurrent", 4000, CUcontext)                                      \
   X(context_get_current, "cuCtxGetCurrent", 4000, CUcontext*)                                     \
+  X(context_get_device, "cuCtxGetDevice", 2000, int*)                                             \
   X(context_synchronize, "cuCtxSynchronize", 2000)                                                \
   X(stream_create, "cuStreamCreate", 2000, CUstream*, unsigned)                                   \
   X(stream_destroy, "cuStreamDestroy", 4000, CUstream)                                            \
@@ -84,6 +86,8 @@ namespace pygraph {
     CUgraphNode, CUgraph)                                                                         \
   X(function_get_param_info, "cuFuncGetParamInfo", 12040, CUfunction, size_t, size_t*, size_t*)   \
   X(function_get_name, "cuFuncGetName", 12030, const char**, CUfunction)                          \
+  X(function_get_attribute, "cuFuncGetAttribute", 2020, int*, int, CUfunction)                    \
+  X(function_set_attribute, "cuFuncSetAttribute", 9000, CUfunction, int, int)                     \
   X(kernel_get_function, "cuKernelGetFunction", 12000, CUfunction*, CUkernel)                     \
   X(module_load_data, "cuModuleLoadData", 2000, CUmodule*, const void*)                           \
   X(module_get_function, "cuModuleGetFunction", 2000, CUfunction*, CUmodule, const char*)         \

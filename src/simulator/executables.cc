@@ -50,7 +50,7 @@ abi::Result graph_exec_destroy(CUgraphExec exec) {
 abi::Result graph_exec_kernel_set_params(CUgraphExec exec, CUgraphNode node,
                                          const abi::KernelNodeParams* params) {
   SimulatedNode* found = find_in_exec(exec, node, abi::kNodeKernel);
-  if (found == nullptr) return abi::kInvalidValue;
+  if (found == nullptr || exceeds_shared_memory(*params)) return abi::kInvalidValue;
   set_kernel_params(found->kernel, *params);
   return abi::kSuccess;
 }

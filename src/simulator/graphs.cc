@@ -27,6 +27,11 @@ std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source) {
   return copy;
 }
 
+bool exceeds_shared_memory(const abi::KernelNodeParams& params) {
+  const auto* function = reinterpret_cast<const Function*>(params.func);
+  return params.shared_memory_bytes > static_cast<unsigned>(function->max_dynamic_shared);
+}
+
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params) {
   kernel.function = reinterpret_cast<const Function*>(params.func);
   std::copy_n(params.grid, 3, kernel.grid.begin());
@@ -142,7 +147,9 @@ abi::Result graph_kernel_get_params(CUgraphNode node, abi::KernelNodeParams* par
 }
 
 abi::Result graph_kernel_set_params(CUgraphNode node, const abi::KernelNodeParams* params) {
-  if (!is_kind(node, abi::kNodeKernel)) return abi::kInvalidValue;
+  if (!is_kind(node, abi::kNodeKernel) || exceeds_shared_memory(*params)) {
+    return abi::kInvalidValue;
+  }
   set_kernel_params(as_node(node)->kernel, *params);
   return abi::kSuccess;
 }

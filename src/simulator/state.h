@@ -21,6 +21,7 @@ struct Function {
   Kernel kernel;
   std::vector<std::pair<size_t, size_t>> layout;  // (offset, size)
   size_t image_size = 0;
+  int max_dynamic_shared = 48 << 10;
 };
 
 struct SimulatedGraph;
@@ -123,6 +124,8 @@ inline bool is_kind(CUgraphNode node, int type) {
 
 // Copies `source` and what it contains; `original` of each copy names its source.
 std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
+// Whether a launch asks for more dynamic shared memory than its function may have now.
+bool exceeds_shared_memory(const abi::KernelNodeParams& params);
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);
 void run_node(const SimulatedNode& node);
 void run_graph(const SimulatedGraph& graph);  // order.cc

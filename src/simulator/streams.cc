@@ -87,12 +87,23 @@ abi::Result device_get(int* device, int ordinal) {
   return abi::kSuccess;
 }
 
+abi::Result device_get_attribute(int* value, int attribute, int /*device*/) {
+  if (attribute != abi::kDeviceMaxSharedBytesPerBlock) return abi::kInvalidValue;
+  *value = 227 << 10;
+  return abi::kSuccess;
+}
+
 abi::Result primary_context_retain(CUcontext* context, int /*device*/) {
   *context = reinterpret_cast<CUcontext>(current_state());
   return abi::kSuccess;
 }
 
 abi::Result context_set_current(CUcontext /*context*/) {
+  return abi::kSuccess;
+}
+
+abi::Result context_get_device(int* device) {
+  *device = 0;
   return abi::kSuccess;
 }
 
@@ -236,6 +247,18 @@ abi::Result function_get_name(const char** name, CUfunction function) {
   return abi::kSuccess;
 }
 
+abi::Result function_get_attribute(int* value, int attribute, CUfunction function) {
+  const auto* found = reinterpret_cast<const Function*>(function);
+  *value = attribute == abi::kFunctionMaxDynamicSharedBytes ? found->max_dynamic_shared : 0;
+  return abi::kSuccess;
+}
+
+abi::Result function_set_attribute(CUfunction function, int attribute, int value) {
+  if (attribute != abi::kFunctionMaxDynamicSharedBytes || value < 0) return abi::kInvalidValue;
+  reinterpret_cast<Function*>(function)->max_dynamic_shared = value;
+  return abi::kSuccess;
+}
+
 abi::Result kernel_get_function(CUfunction* /*function*/, CUkernel /*kernel*/) {
   return abi::kNotSupported;
 }
@@ -274,6 +297,7 @@ abi::Result launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y,
   node_params.shared_memory_bytes = shared;
   node_params.kernel_params = params;
   node_params.extra = extra;
+  if (exceeds_shared_memory(node_params)) return abi::kInvalidValue;
   auto node = std::make_unique<SimulatedNode>();
   node->type = abi::kNodeKernel;
   set_kernel_params(node->kernel, node_params);

@@ -120,6 +120,23 @@ TEST_F(DriverBehaviour, ACloneHoldsTheSameNodes) {
   }
 }
 
+TEST_F(DriverBehaviour, ParametersWithMoreSharedMemoryThanTheFunctionsLimitAreRefused) {
+  const uint64_t a = device.floats({1, 2});
+  const Graph graph = capture([&] { device.add_constant(stream.get(), a, a, 2, 1); });
+  const CUgraphNode node = read_graph(driver, graph.get()).nodes[0].handle;
+  const CUfunction function = device.kernel("add_constant");
+  abi::KernelNodeParams kernel{};
+  PYGRAPH_CHECK(driver, graph_kernel_get_params(node, &kernel));
+  kernel.shared_memory_bytes = 60000;
+  EXPECT_EQ(driver.graph_kernel_set_params(node, &kernel), abi::kInvalidValue);
+  PYGRAPH_CHECK(driver,
+                function_set_attribute(function, abi::kFunctionMaxDynamicSharedBytes, 60000));
+  EXPECT_EQ(driver.graph_kernel_set_params(node, &kernel), abi::kSuccess);
+  PYGRAPH_CHECK(driver,
+                function_set_attribute(function, abi::kFunctionMaxDynamicSharedBytes, 2048));
+  EXPECT_EQ(driver.graph_kernel_set_params(node, &kernel), abi::kInvalidValue);
+}
+
 TEST_F(DriverBehaviour, UpdatingAnExecutableLeavesLaunchesInFlightAlone) {
   constexpr unsigned kCount = 4096;
   const uint64_t from = device.floats(std::vector<float>(kCount, 1));

@@ -76,6 +76,41 @@ TEST_F(ExecutableTest, TheWorkspaceCanMove) {
   }
 }
 
+// Libraries lower the limit again after a launch.
+TEST_F(ExecutableTest, LoweredLimitsOfSharedMemoryAreRaised) {
+  constexpr unsigned kShared = 60000;
+  const CUfunction function = device.kernel("add_constant");
+  const auto limit_to = [&](int bytes) {
+    PYGRAPH_CHECK(driver,
+                  function_set_attribute(function, abi::kFunctionMaxDynamicSharedBytes, bytes));
+  };
+  limit_to(kShared);
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    uint64_t result = s.pool.allocate(kBytes);
+    uint64_t input = s.inputs[0];
+    unsigned count = kCount;
+    float value = 1;
+    void* params[] = {&result, &input, &count, &value};
+    PYGRAPH_CHECK(
+        driver, launch_kernel(function, 1, 1, 1, kCount, 1, 1, kShared, s.stream, params, nullptr));
+    return std::vector{result};
+  });
+  LinkedGraph linked = recordings.link(driver);
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  const uint64_t output = filled(0);
+  for (int i = 0; i < 3; ++i) {
+    limit_to(2048);
+    const uint64_t addresses[] = {filled(static_cast<float>(i)), output, 0};
+    graph.bind(addresses);
+    graph.launch(stream.get());
+    expect_all(output, static_cast<float>(i + 1));
+  }
+  int limit = 0;
+  PYGRAPH_CHECK(driver,
+                function_get_attribute(&limit, abi::kFunctionMaxDynamicSharedBytes, function));
+  EXPECT_GE(limit, static_cast<int>(kShared));
+}
+
 // result = (a + b) + 1 + 1 + b, where nobody needs `a` afterwards: the second internal buffer and
 // then the result can live in a's memory.
 TEST_F(ExecutableTest, ADonatedInputServesAsWorkspaceAndOutput) {

@@ -27,7 +27,9 @@ FLIPS = [
     *("efficient", "reduced_precision"),
 ]
 _TABLE = 1 << 16
-_HEADROOM = 64 << 20  # of a limit: what a direct call may take more than it has
+# Of a limit: what a direct call may take more than it has. A compiled program may tune a kernel in the
+# call, with 60 MiB for flushing the L2 cache, beside segments of 2 MiB that PyGraph takes.
+_HEADROOM = {"partition": 64 << 20, "compiled": 96 << 20}
 
 
 @functools.cache
@@ -170,14 +172,15 @@ def act_on_process(action: str, device: str) -> None:
 
 
 @contextlib.contextmanager
-def limited(call: Call, device: str) -> Iterator[None]:
-    """Little memory for the call, if it says so."""
+def limited(call: Call, level: str, device: str) -> Iterator[None]:
+    """Little memory for the call of a program of this level, if it says so."""
     if "limit" not in call.before or not device.startswith("cuda"):
         yield
         return
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + _HEADROOM) / total)
+    most = torch.cuda.memory_reserved() + _HEADROOM[level]
+    torch.cuda.set_per_process_memory_fraction(most / total)
     try:
         yield
     finally:

@@ -23,15 +23,16 @@ from .series import FatalError, Run, series, synchronize
 _ROUNDING = 2.0**-6
 _SPREAD = 4.0
 _RUNS = 3
+_COMPILER_ERRORS = ("InductorError", "BackendCompilerFailed")  # plain Inductor cannot compile a program
 _CONCURRENT_RUNS = 10  # where PyTorch compiles in several threads, calls raise by chance
 
 
 @dataclasses.dataclass
 class Outcome:
     """verdict: "equal", "wrong", "by chance" (different, as uncaptured runs are), "unjudged" (left to
-    chance, and no distance is defined), "raises" (every call raised, in both). detail: of the first
-    differences. reasons: why graphs were refused. evidence: if it is wrong, what PyGraph logged, call
-    by call, and its graphs."""
+    chance, and no distance is defined), "raises" (every call raised, in both, or plain Inductor cannot
+    compile the program). detail: of the first differences. reasons: why graphs were refused. evidence:
+    if it is wrong, what PyGraph logged, call by call, and its graphs."""
 
     seed: int
     level: str
@@ -102,6 +103,10 @@ def _check(
             synchronize(device)
         graphs = _graphs()
         _count(outcome)
+    if any(call.error in _COMPILER_ERRORS for call in wanted):
+        outcome.verdict = "raises"
+        outcome.detail = sorted({f"{call.error}: {call.error_text}" for call in wanted})
+        return
     found = differences(wanted, seen, _may_share(program))
     if found:
         is_concurrent = program.settings["mode"] == "concurrent"

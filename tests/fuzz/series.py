@@ -138,7 +138,7 @@ def _call(
         caller.last = {}
     del values
     try:
-        with limited(call if is_alone else Call(), device):
+        with limited(call if is_alone else Call(), program.level, device):
             outputs = run(args)
     except Exception as error:
         _raise_if_fatal(error)

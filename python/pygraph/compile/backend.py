@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -140,6 +141,8 @@ def _compile_with_graphs(
         observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         patches["force_disable_caches"] = True  # a program from the cache would tell nothing
         patches.update(kernel_origins.SETTINGS)
+    # What is defined below lives until backward is compiled: it must not hold the inputs.
+    parameters = [weakref.ref(x) for x in example_inputs if isinstance(x, torch.nn.Parameter)]
     # One per graph that was compiled within compile_fx, or loaded by AOTAutograd.
     compiled_here: list[wrapper_bypass.Shortcut | None] = []
     loaded: list[wrapper_bypass.Shortcut | None] = []
@@ -185,14 +188,14 @@ def _compile_with_graphs(
         shortcut = attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata)
         compiled_here.append(shortcut)
         if kind == "forward":
-            _note_training(example_inputs, config)
+            _note_training(parameters, config)
         return compiled
 
     def load(compiled: Any, facts: Facts, metadata: Any) -> None:
         kwargs = compiled.fx_kwargs
         loaded.append(attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata))
         if attachment.kind_of(kwargs) == "forward":
-            _note_training(example_inputs, config)
+            _note_training(parameters, config)
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
@@ -205,12 +208,15 @@ def _compile_with_graphs(
     return function  # type: ignore[no-any-return]
 
 
-def _note_training(inputs: Sequence[Any], config: BackendConfig) -> None:
+def _note_training(
+    parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
+) -> None:
     """Lets the steps of the program's optimizers have graphs, if it asks for them."""
     name = "optimizer_steps"
     is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
     if is_wanted and not torch_patches.provide(name):
-        optimizer_steps.note_program(inputs, config.own)
+        living = (reference() for reference in parameters)
+        optimizer_steps.note_program((p for p in living if p is not None), config.own)
 
 
 def _loads_for_us(config: BackendConfig) -> bool:
