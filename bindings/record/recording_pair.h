@@ -96,8 +96,8 @@ class RecordingPair {
   std::optional<OperatorLog> operator_log_;
   const FftPlans fft_plans_;  // before the first recording
   bool uses_fft_plans_ = false;
-  RecordedOperators operators_;    // of the last recording
-  std::vector<uint64_t> scratch_;  // alike
+  RecordedOperators operators_;               // of the last recording
+  std::vector<uint64_t> scratch_;             // alike
   std::optional<std::vector<Range>> tables_;  // on the device; none before the first link()
   int current_ = 0;
   std::vector<at::Tensor> held_;
