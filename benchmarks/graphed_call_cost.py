@@ -7,14 +7,13 @@ parameters, two moments and a step count of each). With ``zero_grad`` at the end
 the beginning, two per layer are.
 
 Without a GPU a partition takes the engine's place that does nothing but return, so "in all" is what
-PyGraph does around a replay. With one (and ``PYGRAPH_UNTESTED_GRAPH=1``), it has the replay in it, too,
-and the time is the host's. Least of several rounds, microseconds.
+PyGraph does around a replay. With one, it has the replay in it, too, and the time is the host's. Least
+of several rounds, microseconds.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +60,6 @@ class Nothing:
 
 def use_nothing() -> None:
     """Callables have graphs without a GPU, which do nothing."""
-    os.environ["PYGRAPH_UNTESTED_GRAPH"] = "1"
     for module, name, instead in (
         (runtime, "unavailable_reason", lambda: None),
         (variant, "Partition", Nothing),

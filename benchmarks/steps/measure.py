@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import gc
 import math
-import os
 import statistics
 import time
 import traceback
@@ -224,7 +223,6 @@ def measure_steps(
     workload: StepWorkload, variants: Sequence[str], turn: Turn | None = None, device: str = "cuda"
 ) -> Iterator[StepRow]:
     """Measures the workload in this process; a row for each variant that this version has."""
-    os.environ["PYGRAPH_UNTESTED_GRAPH"] = "1"  # pygraph.graph is measured, whatever its state
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT * len(variants)

@@ -13,8 +13,10 @@ namespace pygraph::bindings {
 // c10d do not.)
 bool is_own(std::string_view name);
 
-// False for what autograd reports beside operators: that it runs a node of the backward. The node's
-// operators follow, and are reported as well.
+// False for what autograd reports beside operators: that it runs a node of the backward, whose
+// operators follow and are reported as well; and, inside of a detach, a detach once more. (That is
+// no namespace's, and an operator that saves a tensor, which hooks detach, would look as if
+// something ran in it that is not PyTorch's own.)
 bool is_operator(std::string_view name);
 
 // Whether the tensor's storage is all the memory that an operator finds in it. That of sparse

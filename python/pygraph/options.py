@@ -53,7 +53,8 @@ class Options:
         which every program has the same result, "all" for those as well with which guards miss some
         changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
     optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too,
-        where that is faster (pygraph/callables/optimizer_steps.py); "off": they run as they are.
+        where that is faster (pygraph/callables/optimizer_steps.py); "off" (the default): they run as
+        they are.
     warm_start: let AOTAutograd load a program from its cache, with its partitions
         (:mod:`pygraph.compile.warm_start`).
     record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
@@ -67,7 +68,7 @@ class Options:
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
     patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
-    optimizers: str = "auto"
+    optimizers: str = "off"
     warm_start: bool = False
     record_capacity_gib: int = 1024
 

@@ -35,11 +35,6 @@ _CAPTURABLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-
-
 def training(name: str, **options: Any) -> Training:
     def make(parameters: Any) -> Any:
         found = [p for p in parameters if name != "Muon" or p.dim() == 2]

@@ -15,11 +15,6 @@ from .graph_training import Training, adamw, assert_same_training, batches, fuse
 from .support import captured, randn
 
 
-@pytest.fixture(autouse=True)
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-
-
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
 @pytest.mark.parametrize("model", [mlp, normed])
 @pytest.mark.parametrize("zero_first", [False, True])

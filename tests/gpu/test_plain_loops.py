@@ -22,9 +22,8 @@ Train = Callable[["Loop"], Any]
 
 
 @pytest.fixture(autouse=True)
-def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a cache of its own: two compilations must not find what another process tunes meanwhile."""
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 

@@ -100,7 +100,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     """Returns the class of the partitions, whose ``all`` has those that are made."""
     monkeypatch.setattr(Replaying, "all", [], raising=False)
     monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(variant, "Partition", Replaying)
     for module in (variant, graphed, optimizer_steps):

@@ -80,6 +80,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an argument": (lambda self, x: x, "no function of anything that does"),
     "a view of a parameter": (lambda self, x: (self.w[0], x * 2), "lies in what it is given"),
     "one result from another": (lambda self, x: (lambda y: (y, y * 2))(x @ self.w), "computed from"),
+    "the last result from another": (
+        lambda self, x: (lambda y, z: (y, z, z * 2))(x @ self.w, x * self.b),
+        "computed from",
+    ),
     "views of each other": (lambda self, x: (lambda y: (y, y[0]))(x @ self.w), "computed from"),
 }
 
@@ -119,7 +123,9 @@ def test_custom_functions(gradients: Any) -> None:
     try:
         Scaled.factor = 3.0
         pair.steps(14, 3, 4)
-        runs = [run(torch.ones(3, 4)).sum() for run in (pair.plain, pair.run)]
+        before = replays(gradients, "forward")
+        runs = [run(torch.ones(3, 4, requires_grad=True)).sum() for run in (pair.plain, pair.run)]
+        assert replays(gradients, "forward") == before + 1
         Scaled.factor = 5.0  # between forward and backward
         for loss in runs:
             loss.backward()
@@ -169,7 +175,9 @@ def test_checkpointing_inside(gradients: Any, is_first: bool) -> None:
     for module in (pair.plain, pair.graphed):
         module.number = 2.0
     pair.steps(14, 3, 4)
-    runs = [run(torch.ones(3, 4)).sum() for run in (pair.plain, pair.run)]
+    before = replays(gradients, "forward")
+    runs = [run(torch.ones(3, 4, requires_grad=True)).sum() for run in (pair.plain, pair.run)]
+    assert replays(gradients, "forward") == before + 1
     for module, loss in zip((pair.plain, pair.graphed), runs, strict=True):
         module.number = 3.0  # between the forward and the backward, which reads it again
         loss.backward()
@@ -213,7 +221,9 @@ def test_parameters_that_get_other_memory(gradients: Any) -> None:
     pair = Pair(Module(two))
     for turn in range(3):
         pair.steps(10, 3, 4)
-        runs = [run(torch.ones(3, 4))[1].sum() for run in (pair.plain, pair.run)]
+        before = replays(gradients, "forward")
+        runs = [run(torch.ones(3, 4, requires_grad=True))[1].sum() for run in (pair.plain, pair.run)]
+        assert replays(gradients, "forward") == before + 1
         values = torch.full((4, 4), 0.1 * turn)
         for module, loss in zip((pair.plain, pair.graphed), runs, strict=True):
             module.w.data = values.clone()  # between forward and backward
@@ -241,7 +251,7 @@ def test_a_reset_midway(gradients: Any) -> None:
     pair = Pair(Module(two))
     for _ in range(3):
         pair.steps(9, 3, 4)
-        losses = [run(torch.ones(3, 4))[1].sum() for run in (pair.plain, pair.run)]
+        losses = [run(torch.ones(3, 4, requires_grad=True))[1].sum() for run in (pair.plain, pair.run)]
         pair.run.reset()
         for loss in losses:
             loss.backward()

@@ -68,18 +68,6 @@ def test_a_graphed_callable_is_copied_and_collected(partitions: Any) -> None:
     assert weak() is None
 
 
-def test_what_has_not_run_on_a_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv("PYGRAPH_UNTESTED_GRAPH", raising=False)
-    function = pygraph.graph(lambda x: x + 1)
-    assert not serving.may_be_served() and function(torch.ones(1)).item() == 2.0
-    (reason,) = [entry.reason for entry in function.entries.values()]
-    assert "PYGRAPH_UNTESTED_GRAPH=1" in reason
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-    assert serving.may_be_served()
-
-
 def test_unknown_options_and_objects_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown option 'transforms'"):
         pygraph.graph(lambda: None, transforms="none")
@@ -92,7 +80,6 @@ def test_unknown_options_and_objects_are_refused() -> None:
 def test_calls_that_another_mode_must_see_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
     assert serving.may_be_served()
     with torch.device("cpu"):  # a mode of __torch_function__
         assert not serving.may_be_served()

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pygraph.callables import serving
-
 from .graphs_on_the_cpu import CpuGraphs, install
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuGraphs]:
-    monkeypatch.setenv(serving._USE_UNTESTED, "1")  # graphs of optimizers' steps are wanted
     torch._dynamo.reset()
     yield install(monkeypatch)
     torch._dynamo.reset()
@@ -26,7 +23,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuGraphs]:
 def test_of_a_program_for_training(graphs: CpuGraphs, goes_backward: bool, is_leaf: bool) -> None:
     """Its backward is compiled later, so what its forward was compiled with is at hand for long."""
     model = torch.nn.Linear(8, 8)
-    compiled = torch.compile(model, backend="pygraph")
+    options = {"pygraph.optimizers": "auto"}  # for which the backend notes parameters
+    compiled = torch.compile(model, backend="pygraph", options=options)
     x = torch.randn(4, 8, requires_grad=is_leaf)
     result = compiled(x)
     if goes_backward:

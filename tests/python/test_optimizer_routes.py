@@ -155,17 +155,12 @@ def test_an_optimizer_and_its_graphs_are_freed(partitions: Any) -> None:
     assert [of() for of in gone] == [None, None]
 
 
-@pytest.mark.parametrize("asked", [{"optimizers": "off"}, {"select": "never"}])
-def test_programs_may_do_without(partitions: Any, asked: Any) -> None:
-    assert optimizer_steps.is_wanted(options.own({}))
+@pytest.mark.parametrize(
+    "asked", [{}, {"optimizers": "off"}, {"optimizers": "auto", "select": "never"}]
+)
+def test_programs_do_without_unless_they_ask(partitions: Any, asked: Any) -> None:
+    assert optimizer_steps.is_wanted(options.own({"optimizers": "auto"}))
     assert not optimizer_steps.is_wanted(options.own(asked))
-
-
-def test_programs_do_without_until_it_has_run_on_a_gpu(
-    partitions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYGRAPH_UNTESTED_GRAPH")
-    assert not optimizer_steps.is_wanted(options.own({}))
 
 
 def test_the_option_names_its_values() -> None:

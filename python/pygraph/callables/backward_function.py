@@ -23,7 +23,7 @@ from pygraph import runtime
 from pygraph.callables import kept_graph
 from pygraph.callables.host_state import HostState, random_state
 from pygraph.callables.kept_graph import Structure
-from pygraph.callables.saved_tensors import ARGUMENT, STATE
+from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
 from pygraph.callables.step_function import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
@@ -44,15 +44,15 @@ class BackwardFunction:
         self._structure = structure
         self._around = around
         self._has_gradient, self._needed = pattern
-        self._arguments = structure.of_kind(ARGUMENT)
+        self._arguments = structure.of_kind(ARGUMENT), structure.of_kind(IN_ARGUMENT)
         # Python may use any of the state.
         every = range(len(around.state.tensors()))
-        self._state = list(every) if structure.python else structure.of_kind(STATE)
-        self._call = threading.local()  # `inputs` of the call under way
+        self._state = list(every) if structure.python else structure.of_kind(STATE, IN_STATE)
+        self._call = threading.local()  # `state` and `exchanged` of the call under way
 
     @property
     def state_positions(self) -> range:
-        first = self._structure.made + len(self._arguments)
+        first = self._structure.made + sum(map(len, self._arguments))
         return range(first, first + len(self._state))
 
     def inputs(
@@ -62,21 +62,26 @@ class BackwardFunction:
         state: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor | None],
     ) -> list[Any]:
-        """Consumes ``made``, so that a call gives that memory away."""
+        """Consumes ``made``, so that a call gives that memory away. arguments: those that are saved,
+        then those in whose memory others lie."""
         given = [gradient for gradient in gradients if gradient is not None]
         inputs = [*made, *arguments, *(state[i] for i in self._state), *given]
         made.clear()
         return inputs
 
     @contextlib.contextmanager
-    def calling(self, inputs: list[Any]) -> Iterator[None]:
-        """Around one call: the state's tensors among the inputs tell it from a rehearsal."""
+    def calling(
+        self, inputs: list[Any], exchanged: dict[int, torch.Tensor] | None = None
+    ) -> Iterator[None]:
+        """Around one call: the state's tensors among the inputs tell it from a rehearsal. exchanged: by
+        storage of the state, the memory that the program has put in its place since the forward."""
         positions = self.state_positions
         self._call.state = inputs[positions.start : positions.stop]
+        self._call.exchanged = exchanged
         try:
             yield
         finally:
-            self._call.state = None
+            self._call.state = self._call.exchanged = None
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
@@ -107,16 +112,28 @@ class BackwardFunction:
 
     def _run(self, given: list[Any]) -> tuple[Any, ...]:
         made, positions = self._structure.made, self.state_positions
-        arguments = dict(zip(self._arguments, given[made : positions.start], strict=True))
+        themselves, others = self._arguments
+        between = made + len(themselves)
         state = dict(zip(self._state, given[positions.start : positions.stop], strict=True))
+        bases = {
+            MADE: dict(enumerate(self._where_it_is_read(given[:made]))),
+            ARGUMENT: dict(zip(themselves, given[made:between], strict=True)),
+            IN_ARGUMENT: dict(zip(others, given[between : positions.start], strict=True)),
+            STATE: state | (getattr(self._call, "exchanged", None) or {}),
+            IN_STATE: state,
+        }
         rest = iter(given[positions.stop :])
         gradients = [next(rest) if has_gradient else None for has_gradient in self._has_gradient]
         device = self._around.device
-        return tuple(
-            kept_graph.run(
-                self._structure, given[:made], arguments, state, gradients, self._needed, device
-            )
-        )
+        return tuple(kept_graph.run(self._structure, bases, gradients, self._needed, device))
+
+    def _where_it_is_read(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Attention reads its random state on the host, unless the stream captures. That of a replay is
+        on the GPU."""
+        on_host = self._structure.on_host
+        if not on_host or torch.cuda.is_current_stream_capturing():
+            return made
+        return [tensor.cpu() if i in on_host else tensor for i, tensor in enumerate(made)]
 
 
 def _put_back(host: HostState) -> None:
@@ -149,10 +166,9 @@ class Backwards:
         """Gradients of the needed ends. Consumes ``made``."""
         pattern = tuple(g is not None for g in gradients), tuple(needed)
         function, partition = self._find(structure, pattern)
-        state = self._state()
-        inputs = function.inputs(made, arguments, state, gradients)
+        inputs = function.inputs(made, arguments, self._around.state.tensors(), gradients)
         if partition is None or not all(map(self._is_plain, gradients)) or not self._is_same(structure):
-            with function.calling(inputs):
+            with function.calling(inputs, self._exchanged()):
                 return list(function(inputs))
         if structure.python and not structure.is_observed:
             return self._observe(structure, function, inputs)
@@ -190,15 +206,11 @@ class Backwards:
         )
         return self._known.setdefault(key, (function, Partition(function, info, self._options)))
 
-    def _state(self) -> list[torch.Tensor]:
-        """The state's memory. Where the program has exchanged it, what its tensors have now: that is
-        what autograd would use."""
-        around = self._around
-        tensors = list(around.state.tensors())
-        if not around.state.is_valid:
-            for i, owner in self.owners.items():
-                tensors[i] = runtime.engine().flat_tensor(owner)
-        return tensors
+    def _exchanged(self) -> dict[int, torch.Tensor]:
+        """By storage of the state, what its tensors have now where the program has exchanged it."""
+        if self._around.state.is_valid:
+            return {}
+        return {i: runtime.engine().flat_tensor(owner) for i, owner in self.owners.items()}
 
     def _is_plain(self, gradient: torch.Tensor | None) -> bool:
         if gradient is None:

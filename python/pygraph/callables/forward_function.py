@@ -31,6 +31,8 @@ from pygraph.callables.kept_graph import Structure
 from pygraph.callables.observed_call import Form
 from pygraph.callables.saved_tensors import (
     ARGUMENT,
+    IN_ARGUMENT,
+    IN_STATE,
     STATE,
     Saved,
     SavedTensors,
@@ -165,11 +167,12 @@ class ForwardFunction(StepFunction):
         device = self._around.device
         self._check_results(leaves, arguments)
         handles = saved.handles()
-        known = expected.places if expected is not None else ()
-        found = take_out(handles, arguments, self._state_tensors, device, known)
+        before = expected if expected is not None else self.structures.get(key)
+        known = before.places if before is not None else ()
+        owners = self._backwards.owners
+        found = take_out(handles, arguments, self._state_tensors, owners, device, known)
         structure = kept_graph.survey(leaves, ends, found)
         structure.python |= saved.recomputes
-        before = expected if expected is not None else self.structures.get(key)
         if before is not None and before != structure:
             raise NotGraphable(_OTHER)
         if before is None:
@@ -209,7 +212,7 @@ class ForwardFunction(StepFunction):
         # Autograd is to notice where the program writes to what the backward needs.
         watched = [leaves[i] for i in structure.checked]
         owners = self._backwards.owners
-        state = [i for i in structure.of_kind(STATE) if i not in self.written]
+        state = [i for i in structure.of_kind(STATE, IN_STATE) if i not in self.written]
         watched += [owners[i] for i in state if i in owners]
         results = with_gradient(
             Made(
@@ -217,7 +220,10 @@ class ForwardFunction(StepFunction):
                 backwards=self._backwards,
                 results=[leaves[i] for i in structure.results],
                 made=list(made),
-                arguments=[arguments[i] for i in structure.of_kind(ARGUMENT)],
+                arguments=[
+                    *(arguments[i] for i in structure.of_kind(ARGUMENT)),
+                    *(arguments[i].detach() for i in structure.of_kind(IN_ARGUMENT)),
+                ],
                 watched=watched,
             ),
             [sources[i] for i in structure.ends],

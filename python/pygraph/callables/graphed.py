@@ -312,7 +312,7 @@ class Graphed:
     @property
     def entries(self) -> dict[Any, Entry]:
         reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
-        unavailable = serving.why_not()
+        unavailable = runtime.unavailable_reason()
         for reason in (unavailable, self._resting, self._incomparable):
             if reason:
                 reasons[reason] = reason
@@ -350,8 +350,7 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     ``lanes`` (1 unless given), ``record_capacity_gib``; and ``adapt_optimizers``: with True, PyTorch's
     optimizers that count steps on the CPU are made capturable at the first call, and learning rates
     are tensors during calls, which rounds differently. Raises ValueError for others.
-    Without a GPU, and in every case that is not understood, the function is called as it is. So it is
-    in every process without the environment variable ``PYGRAPH_UNTESTED_GRAPH=1``.
+    Without a GPU, and in every case that is not understood, the function is called as it is.
 
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md tells how it works.

@@ -24,8 +24,6 @@ from pygraph.callables.observed_call import in_this_thread
 from pygraph.callables.saved_tensors import (
     CONSTANT,
     EMPTY,
-    MADE,
-    STATE,
     Place,
     Saved,
     address_of,
@@ -77,9 +75,9 @@ class Structure:
     is_lasting: bool = dataclasses.field(default=True, compare=False)
     is_observed: bool = dataclasses.field(default=False, compare=False)
 
-    def of_kind(self, kind: str) -> list[int]:
+    def of_kind(self, *kinds: str) -> list[int]:
         """The numbers of what saved tensors lie in."""
-        return sorted({place.number for place in self.places if place.kind == kind})
+        return sorted({place.number for place in self.places if place.kind in kinds})
 
 
 def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structure:
@@ -115,10 +113,13 @@ def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structu
 def _names_of_python(results: list[torch.Tensor]) -> set[str]:
     """Of nodes whose backward is written in Python. Raises NotGraphable if gradients flow from one
     result to another: what the program does to those would not be seen."""
-    edges = {(id(result.grad_fn), result.output_nr) for result in results}
+    # Held while they are compared: in some releases a node's Python object ends with its last user, and
+    # another one may get its id.
     pending = [result.grad_fn for result in results]
-    names = set[str]()
     seen = {id(node): node for node in pending}
+    numbers = [result.output_nr for result in results]
+    edges = {(id(node), number) for node, number in zip(pending, numbers, strict=True)}
+    names = set[str]()
     while pending:
         node = pending.pop()
         assert node is not None
@@ -164,14 +165,13 @@ def keep(
 
 def run(
     structure: Structure,
-    made: Sequence[torch.Tensor],
-    arguments: dict[int, torch.Tensor],
-    state: dict[int, torch.Tensor],
+    bases: dict[str, dict[int, torch.Tensor]],
     gradients: Sequence[torch.Tensor | None],
     needed: Sequence[bool],
     device: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Gradients of the needed ends, in the calling thread. gradients: of the results."""
+    """Gradients of the needed ends, in the calling thread. bases: what saved tensors lie in, by kind
+    and number. gradients: of the results."""
     stream = stream_of(device)
     graph = structure.graphs.get(stream) or next(iter(structure.graphs.values()))
     tensors = []
@@ -183,8 +183,7 @@ def run(
                 torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=device)
             )
         else:
-            of = {MADE: made, STATE: state}.get(place.kind, arguments)
-            tensors.append(place.view_of(of[place.number]))  # type: ignore[index]
+            tensors.append(place.view_of(bases[place.kind][place.number]))
     pairs = zip(graph.edges, gradients, strict=True)
     given = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
     wanted = [leaf for leaf, is_needed in zip(graph.leaves, needed, strict=True) if is_needed]

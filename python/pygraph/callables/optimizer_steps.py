@@ -34,7 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pygraph import runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.serving import is_calling, why_not
+from pygraph.callables.serving import is_calling
 from pygraph.callables.variant import device_of
 from pygraph.options import Options
 
@@ -52,7 +52,8 @@ _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDi
 
 def is_wanted(options: Options) -> bool:
     """Whether a program asks for graphs of its optimizers' steps, and may have them."""
-    return options.optimizers == "auto" and options.select != "never" and why_not() is None
+    is_asked_for = options.optimizers == "auto" and options.select != "never"
+    return is_asked_for and runtime.unavailable_reason() is None
 
 
 def note_program(inputs: Iterable[Any], options: Options) -> None:
@@ -86,7 +87,7 @@ def _look_at(optimizer: torch.optim.Optimizer) -> None:
         is_known = _seen.get(optimizer) is not None and _route_of(optimizer) is not None
         _seen[optimizer] = _programs
         options = None if is_known else _options_for(optimizer)
-        if options is not None and why_not() is None:
+        if options is not None and runtime.unavailable_reason() is None:
             _give_route(optimizer, options)
 
 

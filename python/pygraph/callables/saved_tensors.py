@@ -23,8 +23,12 @@ import torch.utils.checkpoint
 from pygraph import runtime
 from pygraph.callables.step_function import NotGraphable
 
-ARGUMENT, STATE, MADE, EMPTY, CONSTANT = "argument", "state", "made", "empty", "constant"
-
+# Where a saved tensor lies. The program may give tensors other memory between forward and backward.
+# Where autograd has saved the tensor itself, it uses that; where it has saved another one in the same
+# memory, such as a view, it has kept the memory. So these are told apart.
+ARGUMENT, STATE = "argument", "state"
+IN_ARGUMENT, IN_STATE = "in an argument", "in the state"
+MADE, EMPTY, CONSTANT = "made", "empty", "constant"
 
 _CHECKPOINTING = (torch.utils.checkpoint.__file__,)
 
@@ -53,12 +57,14 @@ class Place:
 
 
 class Handle:
-    """In the place of a saved tensor. tensor: until the call is over. number: of its place, then."""
+    """In the place of a saved tensor. tensor: until the call is over. number: of its place, then.
+    identity: of the tensor's Python object, which may be gone."""
 
-    __slots__ = ("__weakref__", "number", "tensor", "version")
+    __slots__ = ("__weakref__", "identity", "number", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor.detach()  # not itself: the graph would hold itself
+        self.identity = id(tensor)
         self.version = tensor._version
         self.number = -1
 
@@ -131,14 +137,19 @@ def take_out(
     handles: list[Handle],
     arguments: Sequence[torch.Tensor],
     state: Sequence[torch.Tensor],
+    owners: dict[int, torch.Tensor],
     device: torch.device,
     known: Sequence[Place] = (),
 ) -> Saved:
-    """Finds the places. known: those of an earlier run, which decide where attention keeps its random
-    state: on the GPU in a recording, on the CPU otherwise. Raises NotGraphable."""
-    sources = {_address(t): (ARGUMENT, i) for i, t in enumerate(arguments)}
-    sources |= {_address(t): (STATE, i) for i, t in enumerate(state)}
+    """Finds the places. owners: by storage of the state, a tensor of the program's that has it. known:
+    those of an earlier run, if there was one. The first run is a recording, in which attention's random
+    state is on the GPU; otherwise it is on the CPU, where tensors are constants else. Raises
+    NotGraphable."""
+    sources = {_address(t): (IN_ARGUMENT, i) for i, t in enumerate(arguments)}
+    sources |= {_address(t): (IN_STATE, i) for i, t in enumerate(state)}
     sources.pop(0, None)
+    themselves = {id(t): (ARGUMENT, i) for i, t in enumerate(arguments)}
+    themselves |= {id(t): (STATE, i) for i, t in owners.items()}
     saved = Saved([], [], {})
     for number, handle in enumerate(handles):
         tensor = handle.tensor
@@ -154,7 +165,7 @@ def take_out(
         elif tensor.numel() == 0:
             source = (EMPTY, 0)
         elif _address(tensor) in sources:
-            source = sources[_address(tensor)]
+            source = themselves.get(handle.identity, sources[_address(tensor)])
         else:
             source = sources[_address(tensor)] = (MADE, len(saved.made))
             saved.made.append(_flat(tensor))
@@ -164,7 +175,7 @@ def take_out(
 
 def place_of(tensor: torch.Tensor, kind: str, number: int, arguments: Sequence[torch.Tensor]) -> Place:
     offset = int(tensor.storage_offset())
-    if kind == ARGUMENT:
+    if kind in (ARGUMENT, IN_ARGUMENT):
         offset -= int(arguments[number].storage_offset())
         if arguments[number].dtype != tensor.dtype:
             raise NotGraphable("it saves an argument for the backward in another dtype")

@@ -114,7 +114,7 @@ class AuditReplay:
             raise NotPossible("somebody else has drawn random numbers meanwhile")
         tensors = _tensors(results)
         expected: Sequence[Any] = tensors if self._in_bits else fingerprints(tensors)
-        is_same: Callable[[Any, Any], bool] = same_bits if self._in_bits else eq
+        is_same: Callable[[Any, Any], bool] = _same_bits if self._in_bits else eq
         pairs = enumerate(zip(self._seen, expected, strict=True))
         return [i for i, (seen, other) in pairs if not is_same(seen, other)]
 
@@ -130,6 +130,11 @@ def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
     addresses = {i: memory_of(arg).data_ptr() for i, arg in enumerate(args) if _is_tensor(arg)}
     shared = {addresses[i] for i in positions if i in addresses}
     return set(positions).union(i for i, address in addresses.items() if address in shared)
+
+
+def _same_bits(seen: torch.Tensor, other: torch.Tensor) -> bool:
+    """Attention's random state is on the CPU in an uncaptured run."""
+    return same_bits(seen, other.to(seen.device))
 
 
 def _is_tensor(arg: Any) -> bool:
