@@ -22,11 +22,6 @@ _SIZES = (3, 65_536, 65_537, 200_000, 1, 1000)  # parts have 65 536 elements
 Tensors = Sequence[torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_UNTESTED_GRAPH", "1")
-
-
 class _Others:
     """Tensors of the program's, made between calls in memory that graphs have worked in."""
 
