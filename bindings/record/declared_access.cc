@@ -115,7 +115,7 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
 }  // namespace
 
 OperatorLog::OperatorLog(const Driver& driver, CUstream stream, Range space)
-    : driver_(driver), stream_(stream), space_(space) {
+    : driver_(driver), stream_(stream), space_(space), tables_(driver, stream) {
   t_log = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                            .needsInputs(true)
@@ -127,11 +127,17 @@ OperatorLog::~OperatorLog() {
   t_log = nullptr;
 }
 
+RecordedOperators OperatorLog::take() {
+  operators_.tables = tables_.take();
+  return std::move(operators_);
+}
+
 // PyTorch hands the callbacks on to threads that work for this one (autograd's): what they launch
 // is no known operator's. It swallows exceptions, so they are kept for declare_accesses().
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
   if (t_log == nullptr || !is_operator(function.name())) return nullptr;
   const int depth = t_log->depth_++;
+  t_log->tables_.enter(function.name());
   const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
   try {
     t_log->enter_any(function, depth);
@@ -220,6 +226,7 @@ void OperatorLog::enter_listed(const at::RecordFunction& function) {
 void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
   if (t_log == nullptr || !is_operator(function.name())) return;
   OperatorLog& log = *t_log;
+  log.tables_.leave(function.name());
   if (is_listed(function) && --log.listed_depth_ == 0) {
     log.listed_.last = count_nodes(log.driver_, log.stream_);
     if (log.is_known_) log.operators_.listed.push_back(std::move(log.listed_));
@@ -242,6 +249,7 @@ void declare_accesses(Recording& recording, RecordedOperators operators,
   }
   recording.operators = std::move(operators.all);
   recording.inner_operators = std::move(operators.inner);
+  recording.tables = std::move(operators.tables);
   for (uint32_t i = 0; i < operators.listed.size(); ++i) {
     declare_operator(recording, std::move(operators.listed[i]), i);
   }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "pygraph/recording.h"
+#include "record/table_log.h"
 
 namespace pygraph::bindings {
 
@@ -39,6 +40,7 @@ struct RecordedOperators {
   std::vector<Operator> all;             // the outermost ones
   std::vector<Operator> inner;           // PyTorch's own that others call
   std::vector<RecordedOperator> listed;  // alone, or inside of others
+  std::vector<HostTable> tables;         // that listed ones copied (table_log.h)
   bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
   std::string failure;                   // why they are not complete; empty if they are
 };
@@ -52,7 +54,7 @@ class OperatorLog {
   OperatorLog(const OperatorLog&) = delete;
   OperatorLog& operator=(const OperatorLog&) = delete;
 
-  RecordedOperators take() { return std::move(operators_); }
+  RecordedOperators take();
 
  private:
   void enter_any(const at::RecordFunction& function, int depth);
@@ -73,6 +75,7 @@ class OperatorLog {
   int listed_depth_ = 0;
   bool is_known_ = false;  // what the outermost listed one writes
   RecordedOperator listed_;
+  TableLog tables_;
   RecordedOperators operators_;
   at::CallbackHandle handle_;
 };

@@ -1,4 +1,4 @@
-// How many nodes a capture has: the clock of a recording.
+// The graph of a capture in progress, and how many nodes it has: the clock of a recording.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,20 @@
 
 namespace pygraph::bindings {
 
-// Of the capture in progress on `stream`; `otherwise` where there is none. Does not throw.
-inline uint32_t count_nodes(const Driver& driver, CUstream stream, uint32_t otherwise = 0) {
+// Null where `stream` does not capture. Does not throw.
+inline CUgraph captured_graph(const Driver& driver, CUstream stream) {
   int status = 0;
   CUgraph graph = nullptr;
+  const abi::Result result =
+      driver.stream_get_capture_info(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr);
+  return result == abi::kSuccess && status == abi::kCaptureStatusActive ? graph : nullptr;
+}
+
+// `otherwise` where `stream` does not capture. Does not throw.
+inline uint32_t count_nodes(const Driver& driver, CUstream stream, uint32_t otherwise = 0) {
+  const CUgraph graph = captured_graph(driver, stream);
   size_t count = 0;
-  if (driver.stream_get_capture_info(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr) ==
-          abi::kSuccess &&
-      status == abi::kCaptureStatusActive &&
-      driver.graph_get_nodes(graph, nullptr, &count) == abi::kSuccess) {
+  if (graph != nullptr && driver.graph_get_nodes(graph, nullptr, &count) == abi::kSuccess) {
     return static_cast<uint32_t>(count);
   }
   return otherwise;

@@ -7,6 +7,7 @@
 
 #include "pygraph/written_inputs.h"
 #include "record/scrub_stack.h"
+#include "record/table_log.h"
 #include "torch_private/philox.h"
 #include "without_python_lock.h"
 
@@ -187,6 +188,14 @@ std::string RecordingPair::allocator_of(int index, const Range& piece) const {
   return found == nullptr ? "the function" : "operator " + found->name;
 }
 
+// Once, although the pair may be linked twice.
+void RecordingPair::use_table_memory() {
+  if (tables_) return;
+  const WithoutPythonLock unlocked;  // the driver may wait for the device
+  tables_ = pygraph::use_table_memory(driver_, halves_[0].recording, halves_[1].recording,
+                                      table_memory(driver_, device_.index()));
+}
+
 Surroundings RecordingPair::surroundings() const {
   Surroundings around{.kept_stand_ins = retained_stand_ins(),
                       .workspaces = side_blas_workspaces(),
@@ -199,6 +208,7 @@ Surroundings RecordingPair::surroundings() const {
     const c10::Storage& storage = tensor.storage();
     around.held.push_back({reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()});
   }
+  if (tables_) around.held.insert(around.held.end(), tables_->begin(), tables_->end());
   return around;
 }
 
@@ -240,6 +250,7 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
                                                    const std::vector<GivenAway>& given_away,
                                                    uint32_t lanes) {
   halves_[0].outputs->check_equal(*halves_[1].outputs);
+  use_table_memory();
   OutputPlan outputs = *halves_[1].outputs;
   share_blocks(outputs, sharing);
   const MemoryOptions memory{.donated = donated_inputs(given_away),

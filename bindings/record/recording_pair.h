@@ -80,6 +80,7 @@ class RecordingPair {
     std::optional<OutputPlan> outputs;
   };
 
+  void use_table_memory();
   Surroundings surroundings() const;
   std::string allocator_of(int index, const Range& piece) const;
   std::vector<DonatedInput> donated_inputs(const std::vector<GivenAway>& given_away) const;
@@ -95,8 +96,9 @@ class RecordingPair {
   std::optional<OperatorLog> operator_log_;
   const FftPlans fft_plans_;  // before the first recording
   bool uses_fft_plans_ = false;
-  RecordedOperators operators_;    // of the last recording
-  std::vector<uint64_t> scratch_;  // alike
+  RecordedOperators operators_;               // of the last recording
+  std::vector<uint64_t> scratch_;             // alike
+  std::optional<std::vector<Range>> tables_;  // on the device; none before the first link()
   int current_ = 0;
   std::vector<at::Tensor> held_;
   std::function<std::vector<Range>()> cached_;

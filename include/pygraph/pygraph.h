@@ -8,6 +8,7 @@
 #include "pygraph/driver.h"         // IWYU pragma: export
 #include "pygraph/executable.h"     // IWYU pragma: export
 #include "pygraph/handles.h"        // IWYU pragma: export
+#include "pygraph/host_tables.h"    // IWYU pragma: export
 #include "pygraph/link.h"           // IWYU pragma: export
 #include "pygraph/record.h"         // IWYU pragma: export
 #include "pygraph/recording.h"      // IWYU pragma: export

@@ -121,6 +121,13 @@ struct Operator {
   std::vector<Range> writes = {};  // those of `arguments` that it may write to
 };
 
+// What a copy read from pinned memory of the host while it was recorded (host_tables.h).
+struct HostTable {
+  uint32_t position = 0;  // of the copy's node, which is a top-level one
+  std::vector<std::byte> bytes;
+  bool operator==(const HostTable&) const = default;
+};
+
 struct Recording {
   std::vector<Node> nodes;  // in the order of creation; a child graph's nodes follow their parent
   std::vector<Edge> edges;  // sorted by (from, to)
@@ -135,6 +142,7 @@ struct Recording {
   std::vector<Operator> operators;  // in the order of the calls; no nested ones
   // The framework's own operators that others call. Their arguments are known as well.
   std::vector<Operator> inner_operators;
+  std::vector<HostTable> tables;  // of operators whose tables depend on sizes alone; by position
 
   // Whether the allocation at this address that is freed at node `last` is scratch memory.
   bool is_scratch(uint64_t address, uint32_t last) const;

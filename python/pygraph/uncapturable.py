@@ -3,8 +3,8 @@
 An operator that waits for the GPU, or copies from it, makes the capture of its whole partition fail.
 The error's traceback names the operator: Inductor's code calls each operator on a line of its own. An
 operator of PyTorch's that copies from host memory of its own at each call (lists of addresses, as
-``_foreach_norm`` of PyTorch 2.15 does) is captured, but cannot be in a graph that is used again; there
-the engine's error names it.
+``_chunk_cat`` does) is captured, but cannot be in a graph that is used again, unless what it copies is
+known to depend on sizes alone (``bindings/record/table_log.h``); there the engine's error names it.
 From then on it cuts programs, like operators that are known to wait (operators.py): the parts before
 and after it are in graphs. The program in which it was found is compiled again at its next call,
 because a guard that PyGraph adds to each program fails then.

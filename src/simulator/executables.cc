@@ -59,6 +59,11 @@ abi::Result graph_exec_memcpy_set_params(CUgraphExec exec, CUgraphNode node,
                                          const abi::Memcpy3D* params, CUcontext /*context*/) {
   SimulatedNode* found = find_in_exec(exec, node, abi::kNodeMemcpy);
   if (found == nullptr || params->height > 1 || params->depth > 1) return abi::kInvalidValue;
+  // "If the memory operands' mappings changed."
+  if (params->src_memory_type != found->memcpy.src_memory_type ||
+      params->dst_memory_type != found->memcpy.dst_memory_type) {
+    return abi::kInvalidValue;
+  }
   found->memcpy = *params;
   return abi::kSuccess;
 }

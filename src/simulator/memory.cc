@@ -17,6 +17,18 @@ bool is_inside(const std::map<uint64_t, size_t>& ranges, uint64_t address) {
   return after != ranges.begin() && address < std::prev(after)->first + std::prev(after)->second;
 }
 
+// Without its source.
+std::unique_ptr<SimulatedNode> copy_node(abi::DevicePointer to, size_t size) {
+  auto node = std::make_unique<SimulatedNode>();
+  node->type = abi::kNodeMemcpy;
+  node->memcpy.dst_memory_type = abi::kMemoryTypeDevice;
+  node->memcpy.dst_device = to;
+  node->memcpy.width_bytes = size;
+  node->memcpy.height = 1;
+  node->memcpy.depth = 1;
+  return node;
+}
+
 }  // namespace
 
 abi::Result memory_allocate(abi::DevicePointer* address, size_t size) {
@@ -68,22 +80,20 @@ abi::Result copy_to_host(void* to, abi::DevicePointer from, size_t size) {
   return abi::kSuccess;
 }
 
+// The driver's own types of memory, as it reports them for copies that were captured.
 abi::Result copy_to_device_async(abi::DevicePointer to, const void* from, size_t size,
                                  CUstream stream) {
-  return copy_on_device_async(to, reinterpret_cast<abi::DevicePointer>(from), size, stream);
+  std::unique_ptr<SimulatedNode> node = copy_node(to, size);
+  node->memcpy.src_memory_type = abi::kMemoryTypeHost;
+  node->memcpy.src_host = from;
+  return enqueue(stream, std::move(node));
 }
 
 abi::Result copy_on_device_async(abi::DevicePointer to, abi::DevicePointer from, size_t size,
                                  CUstream stream) {
-  auto node = std::make_unique<SimulatedNode>();
-  node->type = abi::kNodeMemcpy;
-  node->memcpy.src_memory_type = abi::kMemoryTypeUnified;
-  node->memcpy.dst_memory_type = abi::kMemoryTypeUnified;
+  std::unique_ptr<SimulatedNode> node = copy_node(to, size);
+  node->memcpy.src_memory_type = abi::kMemoryTypeDevice;
   node->memcpy.src_device = from;
-  node->memcpy.dst_device = to;
-  node->memcpy.width_bytes = size;
-  node->memcpy.height = 1;
-  node->memcpy.depth = 1;
   return enqueue(stream, std::move(node));
 }
 

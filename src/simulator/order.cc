@@ -7,8 +7,13 @@ namespace pygraph::simulator {
 namespace {
 
 void run_memcpy(const abi::Memcpy3D& copy) {
-  std::memcpy(reinterpret_cast<void*>(copy.dst_device),
-              reinterpret_cast<const void*>(copy.src_device), copy.width_bytes);
+  const bool is_from_host = copy.src_memory_type == abi::kMemoryTypeHost;
+  const bool is_to_host = copy.dst_memory_type == abi::kMemoryTypeHost;
+  const auto* source =
+      is_from_host ? copy.src_host : reinterpret_cast<const void*>(copy.src_device);
+  auto* destination = is_to_host ? copy.dst_host : reinterpret_cast<void*>(copy.dst_device);
+  std::memcpy(static_cast<std::byte*>(destination) + copy.dst_x_bytes,
+              static_cast<const std::byte*>(source) + copy.src_x_bytes, copy.width_bytes);
 }
 
 void run_memset(const abi::MemsetNodeParams& fill) {

@@ -35,12 +35,7 @@ class ConstantsTest : public DeviceTest {
       return std::vector{result};
     };
   }
-  void* pinned_memory() {
-    // Never freed: the driver's table has no function for it.
-    static auto* all = new std::vector<void*>;
-    PYGRAPH_CHECK(driver, memory_allocate_host(&all->emplace_back(), kBytes, 0));
-    return all->back();
-  }
+  void* pinned_memory() { return device.pinned(kCount, 0).data(); }
   void expect_refusal(const Computation& computation, const std::string& text) {
     const std::string reason = refusal(computation);
     EXPECT_NE(reason.find(text), std::string::npos) << reason;

@@ -1,5 +1,6 @@
 #include "test_device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -151,6 +152,14 @@ uint64_t Device::floats(const std::vector<float>& values) {
   const uint64_t address = allocate(values.size() * sizeof(float));
   write_bytes(address, values.data(), values.size() * sizeof(float));
   return address;
+}
+
+std::span<float> Device::pinned(size_t count, float value) const {
+  static auto* all = new std::vector<void*>;
+  PYGRAPH_CHECK(*driver_, memory_allocate_host(&all->emplace_back(), count * sizeof(float), 0));
+  const std::span floats(static_cast<float*>(all->back()), count);
+  std::ranges::fill(floats, value);
+  return floats;
 }
 
 std::vector<float> Device::read_floats(uint64_t address, size_t count) const {

@@ -28,6 +28,8 @@ class Device {
   // Device memory, given back with the Device.
   uint64_t allocate(uint64_t size);
   uint64_t floats(const std::vector<float>& values);
+  // Pinned memory of the host. Never freed: the driver's table has no function for it.
+  std::span<float> pinned(size_t count, float value) const;
   std::vector<float> read_floats(uint64_t address, size_t count) const;
   void write_bytes(uint64_t address, const void* data, size_t size) const;
   void synchronize() const;

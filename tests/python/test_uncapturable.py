@@ -66,14 +66,14 @@ _NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
     ("text", "operator"),
     [
         (
-            "the two recordings differ: operator aten::_foreach_norm, node 0, a memcpy, "
+            "the two recordings differ: operator aten::_chunk_cat, node 0, a memcpy, "
             "uses other host memory",
-            "aten::_foreach_norm",
+            "aten::_chunk_cat",
         ),
         (
-            "operator aten::_foreach_norm, node 3, a copy uses memory of the host that the graph does "
+            "operator aten::_chunk_cat, node 3, a copy uses memory of the host that the graph does "
             "not hold",
-            "aten::_foreach_norm",
+            "aten::_chunk_cat",
         ),
         # From a tensor in pinned memory, which the program has.
         (

@@ -1,0 +1,34 @@
+// Which operators copy tables from the host that depend on nothing but sizes, and what they copied
+// (host_tables.h).
+#pragma once
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pygraph/host_tables.h"
+
+namespace pygraph::bindings {
+
+// Of one recording. To be told of every operator of PyTorch's, in the thread that captures.
+class TableLog {
+ public:
+  TableLog(const Driver& driver, CUstream stream) : driver_(driver), stream_(stream) {}
+
+  void enter(std::string_view name);
+  // When the operator has ended, and nothing else has begun.
+  void leave(std::string_view name) noexcept;
+  std::vector<HostTable> take() { return std::move(tables_); }
+
+ private:
+  const Driver& driver_;
+  CUstream stream_;
+  int depth_ = 0;       // of these operators inside of each other
+  uint32_t first_ = 0;  // the number of nodes when the outermost one began
+  std::vector<HostTable> tables_;
+};
+
+// The tables' memory on the current device.
+TableMemory& table_memory(const Driver& driver, int device);
+
+}  // namespace pygraph::bindings
