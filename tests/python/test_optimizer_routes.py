@@ -25,6 +25,7 @@ from .optimizer_loops import Loop, adamw, assert_trains_alike, loops, plainly, s
 
 _optim: Any = torch.optim
 _OPTIONS = options.Options()
+_AUTO = {"pygraph.optimizers": "auto"}
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_a_program_that_the_backend_compiles_for_training_has_them(
     torch._dynamo.reset()
     loop = Loop(adamw, graphs=False)
     other = Loop(adamw, graphs=False)
-    compiled: Any = torch.compile(loop.model, backend=backend)
+    compiled: Any = torch.compile(loop.model, backend=backend, options=_AUTO)
     loop.model = compiled  # in place, `compile()` does nothing for modules of torch.nn in PyTorch 2.11
     plainly(loop)
     plainly(other)
@@ -241,7 +242,7 @@ def test_a_program_that_the_backend_compiles_for_training_has_them(
 def test_a_program_for_inference_has_no_part_in_it(partitions: Any) -> None:
     torch._dynamo.reset()
     loop = Loop(adamw, graphs=False)
-    forward = torch.compile(loop.model.forward, backend=backend)
+    forward = torch.compile(loop.model.forward, backend=backend, options=_AUTO)
     for x, _ in batches(3):
         with torch.no_grad():
             forward(x)
