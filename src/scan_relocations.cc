@@ -302,9 +302,10 @@ class Scan {
   void leave_alone(uint64_t word, const std::string& reason) {
     const Operator* op = b_.launcher_of(node_b());
     const auto is_there = [&](const Range& memory) { return word - memory.address <= memory.size; };
+    // Libraries leave the workspace of a stream on the stack, too.
     const bool is_leftover = op != nullptr && !op->is_foreign &&
                              std::ranges::none_of(op->arguments, is_there) &&
-                             std::ranges::none_of(workspaces_, is_there);
+                             !(op->is_on_side_stream && std::ranges::any_of(workspaces_, is_there));
     if (!is_leftover) refuse(reason);
     has_leftover_ = true;
     ++linked_.noise_words;

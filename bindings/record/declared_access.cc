@@ -9,6 +9,7 @@
 
 #include "record/node_count.h"
 #include "record/operator_schema.h"
+#include "torch_private/torch_cuda.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -114,8 +115,8 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
 
 }  // namespace
 
-OperatorLog::OperatorLog(const Driver& driver, CUstream stream, Range space)
-    : driver_(driver), stream_(stream), space_(space), tables_(driver, stream) {
+OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space)
+    : driver_(driver), device_(device), stream_(stream), space_(space), tables_(driver, stream) {
   t_log = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                            .needsInputs(true)
@@ -174,6 +175,7 @@ void OperatorLog::begin(Operator& op, const at::RecordFunction& function) const 
   op = {};
   op.name = function.name();
   op.first = count_nodes(driver_, stream_);
+  op.is_on_side_stream = torch_cuda::current_stream(device_) != stream_;
 }
 
 void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& function,

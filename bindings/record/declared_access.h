@@ -48,8 +48,8 @@ struct RecordedOperators {
 // Collects operators from construction to destruction, on the constructing thread. One at a time.
 class OperatorLog {
  public:
-  // `stream` is the one that captures into `space`.
-  OperatorLog(const Driver& driver, CUstream stream, Range space);
+  // `stream`, of the device, is the one that captures into `space`.
+  OperatorLog(const Driver& driver, int device, CUstream stream, Range space);
   ~OperatorLog();
   OperatorLog(const OperatorLog&) = delete;
   OperatorLog& operator=(const OperatorLog&) = delete;
@@ -66,6 +66,7 @@ class OperatorLog {
   static void leave(const at::RecordFunction& function, at::ObserverContext* context);
 
   const Driver& driver_;
+  int device_;
   CUstream stream_;
   Range space_;
   int depth_ = 0;  // of operators inside of each other

@@ -183,9 +183,11 @@ TEST_F(LeftoversTest, WhatOthersCallIsJudgedByItsArguments) {
 }
 
 // cuBLAS uses the workspace of the stream, which is no argument of the product.
-TEST_F(LeftoversTest, WorkspacesOfLibrariesAreUsed) {
+TEST_F(LeftoversTest, WorkspacesOfLibrariesAreUsedOnTheirStream) {
   around.workspaces = {{table - 64, kBytes}};
-  EXPECT_EQ(outcome({.name = "aten::mm", .last = 1}), "operator aten::mm, node 0, " + refused);
+  EXPECT_EQ(outcome({.name = "aten::mm", .last = 1, .is_on_side_stream = true}),
+            "operator aten::mm, node 0, " + refused);
+  EXPECT_EQ(outcome({.name = "aten::mm", .last = 1}), "1 noise");
 }
 
 TEST_F(ConstantsTest, StandInsThatSomebodyKeptAreRefusedEverywhere) {

@@ -107,7 +107,8 @@ _VIEWS = [
     "{0}.squeeze()",
     "{0}[:0]",
     "{0}.movedim(0, -1)",
-    "{0}.as_strided((2, 2), (1, 1))",
+    # Within the storage: compiled code does not check that.
+    "{0}.as_strided((2, 2), (1, 1)) if {0}.is_contiguous() and {0}.numel() > 2 else {0}.detach()",
     "{0}[..., ::3]",
     "{0}[None, ...]",
     "{0}[-1:]",

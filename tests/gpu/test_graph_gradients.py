@@ -82,7 +82,7 @@ class Convolutions(torch.nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
             torch.nn.Conv2d(3, 16, 3, padding=1),
-            torch.nn.BatchNorm2d(16),
+            torch.nn.GroupNorm(4, 16),
             torch.nn.ReLU(inplace=True),
             torch.nn.MaxPool2d(2),
         )
@@ -125,6 +125,13 @@ def test_modules_of_many_kinds(name: str, deterministic: None) -> None:
     pair = Pair(make())
     pair.steps(16, *shape)
     pair.assert_served()
+
+
+def test_batch_norm_of_cudnn_has_a_reason(deterministic: None) -> None:
+    """Its backward may write to what its forward has saved."""
+    pair = Pair(torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16)))
+    pair.steps(16, 8, 3, 16, 16)
+    assert reasons() == {"its backward writes to a tensor that it is given"}
 
 
 def test_dropout_draws_the_same_numbers() -> None:
