@@ -74,11 +74,10 @@ class BackwardFunction:
         self,
         inputs: list[Any],
         graphed: Callable[[list[Any]], Any],
-        exchanged: dict[int, torch.Tensor] | None = None,
+        exchanged: dict[tuple[int, int], torch.Tensor] | None = None,
     ) -> list[Any]:
         """Makes one call by ``graphed``. The state's tensors among the inputs tell it from a rehearsal.
-        exchanged: by storage of the state, the memory that the program has put in its place since the
-        forward."""
+        exchanged: as of kept_graph.run()."""
         positions = self.state_positions
         try:
             self._call.state = inputs[positions.start : positions.stop]
@@ -124,13 +123,14 @@ class BackwardFunction:
             MADE: dict(enumerate(self._where_it_is_read(given[:made]))),
             ARGUMENT: dict(zip(themselves, given[made:between], strict=True)),
             IN_ARGUMENT: dict(zip(others, given[between : positions.start], strict=True)),
-            STATE: state | (getattr(self._call, "exchanged", None) or {}),
+            STATE: state,
             IN_STATE: state,
         }
         rest = iter(given[positions.stop :])
         gradients = [next(rest) if has_gradient else None for has_gradient in self._has_gradient]
         device = self._around.device
-        return tuple(kept_graph.run(self._structure, bases, gradients, self._needed, device))
+        exchanged = getattr(self._call, "exchanged", None) or {}
+        return tuple(kept_graph.run(self._structure, bases, gradients, self._needed, device, exchanged))
 
     def _where_it_is_read(self, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """Attention reads its random state on the host, unless the stream captures. That of a replay is
@@ -149,8 +149,8 @@ def _put_back(host: HostState) -> None:
 class Backwards:
     """The backwards of one variant of a callable. Thread-safe beside Python's lock as partitions are.
 
-    refuse: is told why the callable is to run as it is from now on. owners: by storage of the state, a
-    tensor of the program's that has it."""
+    refuse: is told why the callable is to run as it is from now on. owners: by storage of the state,
+    the program's tensors that have it."""
 
     def __init__(self, name: str, around: Surroundings, options: Options) -> None:
         self.name = name
@@ -209,11 +209,11 @@ class Backwards:
         )
         return self._known.setdefault(key, (function, Partition(function, info, self._options)))
 
-    def _exchanged(self) -> dict[int, torch.Tensor]:
-        """By storage of the state, what its tensors have now where the program has exchanged it."""
+    def _exchanged(self) -> dict[tuple[int, int], torch.Tensor]:
+        """The program's tensors as they are now, where it has exchanged memory of the state."""
         if self._around.state.is_valid:
             return {}
-        return {i: runtime.engine().flat_tensor(owner) for i, owner in self.owners.items()}
+        return {(i, n): t.detach() for i, of in self.owners.items() for n, t in enumerate(of)}
 
     def _is_plain(self, gradient: torch.Tensor | None) -> bool:
         if gradient is None:

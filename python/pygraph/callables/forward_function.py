@@ -227,8 +227,9 @@ class ForwardFunction(StepFunction):
         # Autograd is to notice where the program writes to what the backward needs.
         watched = [leaves[i] for i in structure.checked]
         owners = self._backwards.owners
-        state = [i for i in structure.of_kind(STATE, IN_STATE) if i not in self.written]
-        watched += [owners[i] for i in state if i in owners]
+        places = [p for p in structure.places if p.kind in (STATE, IN_STATE)]
+        saved = sorted({(p.number, p.owner) for p in places if p.number not in self.written})
+        watched += [owners[i][n] for i, n in saved if i in owners]
         results = with_gradient(
             Made(
                 structure=structure,
@@ -293,7 +294,8 @@ class ForwardFunction(StepFunction):
             if any(leaf is tensor for tensor in used):
                 found[position] = own[number]
             else:
-                found[position] = place_of(leaf, ARGUMENT, number, used).view_of(own[number].detach())
+                place = place_of(leaf, (IN_ARGUMENT, number, 0), used)
+                found[position] = place.view_of(own[number].detach())
         return found
 
 

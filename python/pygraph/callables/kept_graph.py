@@ -24,6 +24,7 @@ from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.saved_tensors import (
     CONSTANT,
     EMPTY,
+    STATE,
     Place,
     Saved,
     address_of,
@@ -170,9 +171,11 @@ def run(
     gradients: Sequence[torch.Tensor | None],
     needed: Sequence[bool],
     device: torch.device,
+    exchanged: dict[tuple[int, int], torch.Tensor],
 ) -> list[torch.Tensor | None]:
     """Gradients of the needed ends, in the calling thread. bases: what saved tensors lie in, by kind
-    and number. gradients: of the results."""
+    and number. gradients: of the results. exchanged: by number and owner, tensors of the state that
+    have other memory now."""
     stream = stream_of(device)
     graph = structure.graphs.get(stream) or next(iter(structure.graphs.values()))
     tensors = []
@@ -183,6 +186,8 @@ def run(
             tensors.append(
                 torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=device)
             )
+        elif place.kind == STATE and (place.number, place.owner) in exchanged:
+            tensors.append(exchanged[place.number, place.owner])
         else:
             tensors.append(place.view_of(bases[place.kind][place.number]))
     pairs = zip(graph.edges, gradients, strict=True)

@@ -36,7 +36,8 @@ _CHECKPOINTING = (torch.utils.checkpoint.__file__,)
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Of a saved tensor. number: which argument, storage of the state, or output. offset: in elements,
-    from the first one of the argument or of the flat tensor that covers the storage."""
+    from the first one of the argument or of the flat tensor that covers the storage. owner: of a tensor
+    of the state itself, which one of those that have the storage."""
 
     kind: str
     number: int
@@ -46,9 +47,12 @@ class Place:
     offset: int
     is_conj: bool
     is_neg: bool
+    owner: int = 0
 
     def view_of(self, base: torch.Tensor) -> torch.Tensor:
         """The saved tensor, where ``base`` is what the place lies in."""
+        if self.kind == ARGUMENT and not (self.is_conj or self.is_neg):
+            return base.detach()  # with the layout that it has now
         if base.dtype != self.dtype:
             base = base.view(self.dtype)  # a flat tensor
         view = base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
@@ -140,19 +144,19 @@ def take_out(
     handles: list[Handle],
     arguments: Sequence[torch.Tensor],
     state: Sequence[torch.Tensor],
-    owners: dict[int, torch.Tensor],
+    owners: dict[int, list[torch.Tensor]],
     device: torch.device,
     known: Sequence[Place] = (),
 ) -> Saved:
-    """Finds the places. owners: by storage of the state, a tensor of the program's that has it. known:
+    """Finds the places. owners: by storage of the state, the program's tensors that have it. known:
     those of an earlier run, if there was one. The first run is a recording, in which attention's random
     state is on the GPU; otherwise it is on the CPU, where tensors are constants else. Raises
     NotGraphable."""
-    sources = {_address(t): (IN_ARGUMENT, i) for i, t in enumerate(arguments)}
-    sources |= {_address(t): (IN_STATE, i) for i, t in enumerate(state)}
+    sources = {_address(t): (IN_ARGUMENT, i, 0) for i, t in enumerate(arguments)}
+    sources |= {_address(t): (IN_STATE, i, 0) for i, t in enumerate(state)}
     sources.pop(0, None)
-    themselves = {id(t): (ARGUMENT, i) for i, t in enumerate(arguments)}
-    themselves |= {id(t): (STATE, i) for i, t in owners.items()}
+    themselves = {id(t): (ARGUMENT, i, 0) for i, t in enumerate(arguments)}
+    themselves |= {id(t): (STATE, i, n) for i, of in owners.items() for n, t in enumerate(of)}
     saved = Saved([], [], {})
     for number, handle in enumerate(handles):
         tensor = handle.tensor
@@ -163,20 +167,23 @@ def take_out(
             raise NotGraphable("it writes to a tensor that its backward needs")
         was_made = number < len(known) and known[number].kind == MADE
         if tensor.device != device and not was_made:
-            source = (CONSTANT, 0)
+            source = (CONSTANT, 0, 0)
             saved.constants[number] = tensor
         elif tensor.numel() == 0:
-            source = (EMPTY, 0)
+            source = (EMPTY, 0, 0)
         elif _address(tensor) in sources:
             source = themselves.get(handle.identity, sources[_address(tensor)])
         else:
-            source = sources[_address(tensor)] = (MADE, len(saved.made))
+            source = sources[_address(tensor)] = (MADE, len(saved.made), 0)
             saved.made.append(_flat(tensor))
-        saved.places.append(place_of(tensor, *source, arguments))
+        saved.places.append(place_of(tensor, source, arguments))
     return saved
 
 
-def place_of(tensor: torch.Tensor, kind: str, number: int, arguments: Sequence[torch.Tensor]) -> Place:
+def place_of(
+    tensor: torch.Tensor, source: tuple[str, int, int], arguments: Sequence[torch.Tensor]
+) -> Place:
+    kind, number, owner = source
     offset = int(tensor.storage_offset())
     if kind in (ARGUMENT, IN_ARGUMENT):
         offset -= int(arguments[number].storage_offset())
@@ -191,6 +198,7 @@ def place_of(tensor: torch.Tensor, kind: str, number: int, arguments: Sequence[t
         offset,
         tensor.is_conj(),
         tensor.is_neg(),
+        owner,
     )
 
 

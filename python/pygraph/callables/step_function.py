@@ -85,10 +85,12 @@ class Surroundings:
         if not self.host.holds():
             self.host.restore()
 
-    def owners(self) -> dict[int, torch.Tensor]:
-        """By storage of the state: a tensor of the program's that has it."""
+    def owners(self) -> dict[int, list[torch.Tensor]]:
+        """By storage of the state: the program's tensors that have it."""
         found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
-        by_address = {_flat(tensor).data_ptr(): tensor for tensor in reversed(found)}
+        by_address: dict[int, list[torch.Tensor]] = {}
+        for tensor in found:
+            by_address.setdefault(_flat(tensor).data_ptr(), []).append(tensor)
         numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
         return {i: by_address[address] for i, address in numbered if address in by_address}
 
