@@ -26,14 +26,19 @@ bool is_listed(std::string_view name) {
 
 }  // namespace
 
+// Below a mode or a subclass of Python's, PyTorch reports "PythonDispatchMode" or "PythonSubclass":
+// then the program's code runs inside of the operator, and may copy what it likes.
 void TableLog::enter(std::string_view name) {
-  if (is_listed(name) && depth_++ == 0) first_ = count_nodes(driver_, stream_);
+  if (depth_ > 0 && !name.starts_with("aten::")) is_trusted_ = false;
+  if (!is_listed(name) || depth_++ > 0) return;
+  first_ = count_nodes(driver_, stream_);
+  is_trusted_ = true;
 }
 
 // PyTorch frees its pinned memory within the operator. It reuses none of what was allocated in a
 // capture and copied from (CachingHostAllocator::free), and nothing ran in this thread since.
 void TableLog::leave(std::string_view name) noexcept {
-  if (!is_listed(name) || --depth_ > 0) return;
+  if (!is_listed(name) || --depth_ > 0 || !is_trusted_) return;
   try {
     const CUgraph graph = captured_graph(driver_, stream_);
     if (graph == nullptr) return;

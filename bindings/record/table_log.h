@@ -15,6 +15,7 @@ class TableLog {
  public:
   TableLog(const Driver& driver, CUstream stream) : driver_(driver), stream_(stream) {}
 
+  // `name` is as PyTorch reports it, also of what is no operator.
   void enter(std::string_view name);
   // When the operator has ended, and nothing else has begun.
   void leave(std::string_view name) noexcept;
@@ -23,8 +24,9 @@ class TableLog {
  private:
   const Driver& driver_;
   CUstream stream_;
-  int depth_ = 0;       // of these operators inside of each other
-  uint32_t first_ = 0;  // the number of nodes when the outermost one began
+  int depth_ = 0;           // of these operators inside of each other
+  uint32_t first_ = 0;      // the number of nodes when the outermost one began
+  bool is_trusted_ = true;  // whether nothing but PyTorch's own operators has run in it
   std::vector<HostTable> tables_;
 };
 

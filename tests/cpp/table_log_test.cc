@@ -67,6 +67,27 @@ TEST_F(TableLogTest, AnOperatorInsideOfOthersCountsWithAllThatItCalls) {
   EXPECT_EQ(found, (std::vector<uint32_t>{1, 2, 3}));
 }
 
+TEST_F(TableLogTest, WhatTheProgramCopiesInsideOfAnOperatorIsNoTable) {
+  for (const char* own : {"PythonDispatchMode", "PythonSubclass", "my::operator"}) {
+    const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
+      log.enter("aten::_foreach_norm");
+      log.enter(own);
+      log.enter("aten::copy_");  // of a tensor of the program's, whose contents may change
+      copy();
+      log.leave("aten::copy_");
+      log.enter("aten::_foreach_norm");
+      copy();
+      log.leave("aten::_foreach_norm");
+      log.leave(own);
+      log.leave("aten::_foreach_norm");
+      log.enter("aten::_foreach_norm");
+      copy();
+      log.leave("aten::_foreach_norm");
+    });
+    EXPECT_EQ(found, (std::vector<uint32_t>{2})) << own;
+  }
+}
+
 TEST_F(TableLogTest, TheBytesAreThoseAtTheOperatorsEnd) {
   positions([&](bindings::TableLog& log) {
     log.enter("aten::_foreach_norm");
