@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,25 @@ def test_an_exception_is_the_programs_and_changes_nothing(partitions: Any, calls
         uncaptured.step(x, y), step(x, y)
     assert_same(at.state(), uncaptured.state())
     assert replays(partitions) >= 1
+
+
+@pytest.mark.parametrize("calls", range(3))
+def test_the_program_may_raise_stop_iteration(partitions: Any, tmp_path: Path, calls: int) -> None:
+    """Because of what cannot be seen."""
+    w = torch.ones(3)
+    end = tmp_path / "end"
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if os.path.exists(end):
+            raise StopIteration("over")
+        return x * w
+
+    run = pygraph.graph(step)
+    for i in range(calls):
+        run(torch.full((3,), float(i)))
+    end.touch()
+    with pytest.raises(StopIteration, match="over"):
+        run(torch.ones(3))
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])

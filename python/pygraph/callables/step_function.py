@@ -15,6 +15,7 @@ numbers (runtime.capturing). A thread that uses the same model elsewhere would s
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -144,23 +145,24 @@ class StepFunction:
         """Makes one call by ``graphed``, the partition's callable. Returns its result. make: makes the
         call uncaptured. tell_replayed: is told where the callable itself has not made it."""
         own, rest = self._call, self._rest()
-        outputs: list[Any] = []
+        made: dict[int, Any] = {}
         try:
             own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
             inputs = [*arguments.tensors, *self._state_tensors, *rest]
             # Not a call of its own: an interrupt right after a replay must find what it has made.
-            outputs.extend(map(graphed, (inputs,)))
+            made = collections.defaultdict(functools.partial(graphed, inputs))
+            outputs = made[0]
             if own.result is not None:
                 return own.result[0]
             if self._is_replayed:
                 tell_replayed(arguments)
-            self._leave_gradients(outputs[0])
-            return self._result(outputs[0])
+            self._leave_gradients(outputs)
+            return self._result(outputs)
         except BaseException:
-            if outputs and own.result is None:
+            if made and own.result is None:
                 if self._is_replayed:
                     tell_replayed(arguments)
-                self._leave_gradients(outputs[0])
+                self._leave_gradients(made[0])
             raise
         finally:
             own.arguments = own.rest = own.make = own.result = None
