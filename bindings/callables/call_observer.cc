@@ -111,7 +111,7 @@ const SeenStorage* CallObserver::find(const at::Tensor& tensor) const {
 
 // PyTorch swallows exceptions of callbacks, so they are kept.
 std::unique_ptr<at::ObserverContext> CallObserver::enter(const at::RecordFunction& function) {
-  if (t_observer == nullptr || !is_operator(function.name())) return nullptr;
+  if (t_observer == nullptr || !is_operator(function)) return nullptr;
   const bool is_node = function.scope() == at::RecordScope::BACKWARD_FUNCTION;
   const bool is_outermost = !is_node && t_observer->depth_++ == 0;
   if (is_outermost) t_observer->is_inside_own_ = is_own(function.name());
@@ -130,7 +130,7 @@ std::unique_ptr<at::ObserverContext> CallObserver::enter(const at::RecordFunctio
 
 void CallObserver::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
   if (t_observer == nullptr || function.scope() != at::RecordScope::FUNCTION) return;
-  if (!is_operator(function.name())) return;
+  if (!is_operator(function)) return;
   --t_observer->depth_;
   try {
     t_observer->note_outputs(function);

@@ -136,7 +136,7 @@ RecordedOperators OperatorLog::take() {
 // PyTorch hands the callbacks on to threads that work for this one (autograd's): what they launch
 // is no known operator's. It swallows exceptions, so they are kept for declare_accesses().
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
-  if (t_log == nullptr || !is_operator(function.name())) return nullptr;
+  if (t_log == nullptr || !is_operator(function)) return nullptr;
   const int depth = t_log->depth_++;
   t_log->tables_.enter(function.name());
   const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
@@ -226,7 +226,7 @@ void OperatorLog::enter_listed(const at::RecordFunction& function) {
 }
 
 void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-  if (t_log == nullptr || !is_operator(function.name())) return;
+  if (t_log == nullptr || !is_operator(function)) return;
   OperatorLog& log = *t_log;
   log.tables_.leave(function.name());
   if (is_listed(function) && --log.listed_depth_ == 0) {

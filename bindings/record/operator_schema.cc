@@ -26,9 +26,11 @@ bool is_own(std::string_view name) {
   return std::ranges::any_of(kNamespaces, [&](auto prefix) { return name.starts_with(prefix); });
 }
 
-bool is_operator(std::string_view name) {
-  // Autograd's kernels of aten::detach and aten::detach_ report themselves under these names.
-  if (name == "detach" || name == "detach_") return false;
+bool is_operator(const at::RecordFunction& function) {
+  const std::string_view name = function.name();
+  // Autograd's kernels of aten::detach and aten::detach_ report themselves under these names; a
+  // custom function of that name would have a sequence number.
+  if ((name == "detach" || name == "detach_") && function.seqNr() < 0) return false;
   return !name.starts_with("autograd::engine::evaluate_function");
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 
 #include <string_view>
 
@@ -17,7 +18,7 @@ bool is_own(std::string_view name);
 // operators follow and are reported as well; and, inside of a detach, a detach once more. (That is
 // no namespace's, and an operator that saves a tensor, which hooks detach, would look as if
 // something ran in it that is not PyTorch's own.)
-bool is_operator(std::string_view name);
+bool is_operator(const at::RecordFunction& function);
 
 // Whether the tensor's storage is all the memory that an operator finds in it. That of sparse
 // tensors, of wrappers of torch.func, and of subclasses in Python lies in other tensors.

@@ -257,3 +257,18 @@ def test_functions_of_autograd_may_be_called() -> None:
     finally:
         observer.end()
     assert observer.unknown == ""
+
+
+def test_a_custom_function_may_have_the_name_of_an_operator() -> None:
+    class detach(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            return x * 2  # and a kernel, launched without an operator, may use `hidden`
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return gradient * 2, None
+
+    x, hidden = torch.ones(3, requires_grad=True), torch.ones(3)
+    _, observer = observe(lambda: detach.apply(x, hidden))
+    assert addresses(state_of(observer).tensors()) == addresses([x, hidden])
