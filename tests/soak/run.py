@@ -4,9 +4,10 @@
     python -m tests.soak.run --models 2 --threads 2 --seconds 30
 
 First a subprocess runs the same load under plain Inductor: its results are the expected ones, and its
-memory times --memory is what PyGraph gets. Then everything runs under PyGraph. Ends with code 1 if a
-result was wrong, anything raised, or memory grew. Only one load draws random numbers: PyTorch lets no
-other thread draw from the default generator while a program that draws is recorded.
+memory times --memory is what PyGraph gets. Then everything runs under PyGraph. It ends early, with all
+its figures, where the process is asked to end (SIGTERM). Ends with code 1 if a result was wrong,
+anything raised, or memory grew. Only one load draws random numbers: PyTorch lets no other thread draw
+from the default generator while a program that draws is recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory * reference["peak"] / total))
     soak = Soak(args, args.backend)
+    signal.signal(signal.SIGTERM, lambda *_: soak.end_soon())
     soak.run(args.seconds, args.replays, faults)
     wrong = dict(soak.wrong)
     for name, results in reference["results"].items():

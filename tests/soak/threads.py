@@ -24,6 +24,7 @@ _SMALL_CALLS = 100  # of the thread's small model, for each of another one
 _CALLS_PER_CHECK = 100
 _FAULT_KINDS = 24
 _FAULTS_PER_RESET = 3  # dropped graphs are recorded anew, so that faults meet recordings
+_REPORT_SECONDS = 30.0
 _FIRST_CALLS = 1000
 SHOWN = 20
 # While one thread compiles, PyTorch 2.11 refuses calls in others, with any backend.
@@ -80,9 +81,15 @@ class Soak:
         names = names_of_faults(faults)
         chooser = random.Random(0)
         last_fault, count = time.monotonic(), 0
+        last_report = last_fault
         interval = max(0.2, (end - last_fault) / (2 * max(1, len(names)) + 1))
         while time.monotonic() < end and any(thread.is_alive() for thread in threads):
             time.sleep(0.1)
+            if self._is_over:
+                break
+            if time.monotonic() - last_report > _REPORT_SECONDS:
+                last_report = time.monotonic()
+                self._report()
             if replays and count % 5 == 0 and self._replays() >= replays:
                 break
             if names and time.monotonic() - last_fault > interval:
@@ -95,9 +102,17 @@ class Soak:
                     _reset()
         if names:
             faults.clear()
-        print(f"{self.backend}: {sum(self._calls)} calls, {self._replays()} replays", flush=True)
+        self._report()
         self.last = self._measure()
 
+    def end_soon(self) -> None:
+        """The load ends as if its time were over."""
+        self._is_over = True
+
+    def _report(self) -> None:
+        print(f"{self.backend}: {sum(self._calls)} calls, {self._replays()} replays", flush=True)
+
+    _is_over = False
     _replays_before_resets = 0
     _join_seconds = 20.0
 
