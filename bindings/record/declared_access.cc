@@ -115,8 +115,14 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
 
 }  // namespace
 
-OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space)
-    : driver_(driver), device_(device), stream_(stream), space_(space), tables_(driver, stream) {
+OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space,
+                         bool had_workspace)
+    : driver_(driver),
+      device_(device),
+      had_workspace_(had_workspace),
+      stream_(stream),
+      space_(space),
+      tables_(driver, stream) {
   t_log = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                            .needsInputs(true)
@@ -175,7 +181,7 @@ void OperatorLog::begin(Operator& op, const at::RecordFunction& function) const 
   op = {};
   op.name = function.name();
   op.first = count_nodes(driver_, stream_);
-  op.is_on_side_stream = torch_cuda::current_stream(device_) != stream_;
+  op.is_on_side_stream = had_workspace_ || torch_cuda::current_stream(device_) != stream_;
 }
 
 void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& function,

@@ -48,8 +48,9 @@ struct RecordedOperators {
 // Collects operators from construction to destruction, on the constructing thread. One at a time.
 class OperatorLog {
  public:
-  // `stream`, of the device, is the one that captures into `space`.
-  OperatorLog(const Driver& driver, int device, CUstream stream, Range space);
+  // `stream`, of the device, is the one that captures into `space`. had_workspace: whether
+  // libraries had a workspace on it before.
+  OperatorLog(const Driver& driver, int device, CUstream stream, Range space, bool had_workspace);
   ~OperatorLog();
   OperatorLog(const OperatorLog&) = delete;
   OperatorLog& operator=(const OperatorLog&) = delete;
@@ -67,6 +68,7 @@ class OperatorLog {
 
   const Driver& driver_;
   int device_;
+  bool had_workspace_;
   CUstream stream_;
   Range space_;
   int depth_ = 0;  // of operators inside of each other

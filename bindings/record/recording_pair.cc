@@ -82,7 +82,8 @@ void RecordingPair::begin(int index, CUstream stream) {
   workspaces_.emplace(halves_[index].space->range());
   scrub_stack();
   scope_.emplace(driver_, stream, *halves_[index].space);
-  operator_log_.emplace(driver_, device_.index(), stream, halves_[index].space->range());
+  operator_log_.emplace(driver_, device_.index(), stream, halves_[index].space->range(),
+                        has_blas_workspace(stream));
 }
 
 void RecordingPair::end() {

@@ -102,6 +102,14 @@ std::vector<Range> side_blas_workspaces() {
   return found;
 }
 
+bool has_blas_workspace(CUstream stream) {
+  return std::ranges::any_of(workspaces(), [&](BlasWorkspaces* all) {
+    const std::shared_lock lock(all->mutex);
+    return std::ranges::any_of(
+        all->map, [&](const auto& entry) { return std::get<1>(entry.first) == stream; });
+  });
+}
+
 void free_blas_workspaces() {
   for (BlasWorkspaces* all : workspaces()) {
     std::vector<BlasWorkspaces::Memory> freed;

@@ -58,6 +58,10 @@ class RecordedBlasWorkspaces {
 // such a stream beside its own uses what the stream has. Thread-safe.
 std::vector<Range> side_blas_workspaces();
 
+// Whether any thread has a workspace for the stream: of a new stream, one of a destroyed stream
+// that had the same handle. Thread-safe.
+bool has_blas_workspace(CUstream stream);
+
 // Frees this thread's workspaces of the default stream, which no graph can have been captured on,
 // once the thread has made a recording that used cuBLAS. PyTorch allocates others when needed.
 void free_blas_workspaces();
