@@ -17,7 +17,7 @@ from typing import Any
 
 import pygraph
 
-_FILES = (str(Path(pygraph.__file__).parent), contextlib.__file__)
+_FOLDER = str(Path(pygraph.__file__).parent)
 _HANDLES_SIGNALS = {
     dis.opmap[name]
     for name in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
@@ -47,6 +47,14 @@ def _is_moment(code: CodeType, last: int, at: int) -> bool:
     return _handler_of(code, last) == _handler_of(code, at)
 
 
+def _is_own(frame: FrameType) -> bool:
+    """Whether it is PyGraph's, or one of contextlib's on its behalf."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename == contextlib.__file__:
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(_FOLDER)
+
+
 class Moments:
     """Those that come while ``run`` runs something, in order. Raises ``error`` at one of them."""
 
@@ -71,7 +79,7 @@ class Moments:
             self._last.clear()
 
     def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_FILES):
+        if not _is_own(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step

@@ -23,7 +23,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "lanes": 8,
         "transforms": options.TRANSFORMS,
         "patches": frozenset(patch.name for patch in PATCHES if patch.exact),
-        "optimizers": "auto",
+        "optimizers": "off",
         "warm_start": False,
         "record_capacity_gib": 1024,
     }
