@@ -25,8 +25,9 @@ from rich.table import Table
 
 import pygraph
 from pygraph import runtime
-from pygraph.callables import probes, serving, variant
+from pygraph.callables import serving, variant
 from pygraph.callables.graphed import Graphed
+from pygraph.callables.host import probes
 from pygraph.callables.signature import take_apart
 from pygraph.callables.variant import Variant
 from pygraph.partition.signature import Entry

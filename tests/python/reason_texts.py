@@ -37,7 +37,7 @@ def texts() -> dict[str, str]:
     """Each text, and the file that has it."""
     package = ROOT / "python" / "pygraph"
     found: dict[str, str] = {}
-    python = [path for folder in _PYTHON_FOLDERS for path in sorted((package / folder).glob("*.py"))]
+    python = [path for folder in _PYTHON_FOLDERS for path in sorted((package / folder).rglob("*.py"))]
     for path in [*python, *(package / name for name in _PYTHON_FILES)]:
         for text in _in_python(ast.parse(path.read_text("utf-8"))):
             found.setdefault(text, path.name)

@@ -21,7 +21,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables import kept_graph
-from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.host.host_state import HostState, random_state
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
 from pygraph.callables.step_function import Surroundings

@@ -22,7 +22,7 @@ import torch
 
 from pygraph import observations, options, runtime
 from pygraph.callables import optimizer_forms, rates, serving
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.host_state import HostState
 from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
 from pygraph.options import Options

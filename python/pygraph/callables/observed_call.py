@@ -13,10 +13,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.host_output import watch_output
-from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.host.host_output import watch_output
+from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.user_code import is_library_file
 from pygraph.callables.signature import Arguments, layouts_of
-from pygraph.callables.user_code import is_library_file
 from pygraph.undoing import Undo, undoing
 
 _RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)

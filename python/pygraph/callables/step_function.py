@@ -26,7 +26,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.host_state import HostState
+from pygraph.callables.host.user_code import is_library_file
 from pygraph.callables.observed_call import (
     Form,
     Gradient,
@@ -38,7 +39,6 @@ from pygraph.callables.observed_call import (
 )
 from pygraph.callables.rates import Rated, Rates, begin_recording
 from pygraph.callables.signature import Arguments, put_together, unflattener
-from pygraph.callables.user_code import is_library_file
 from pygraph.undoing import Undo, undoing
 
 

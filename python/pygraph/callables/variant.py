@@ -15,7 +15,7 @@ import torch
 from pygraph import runtime
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.forward_function import ForwardFunction
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.host_state import HostState
 from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.user_code import is_library_file
+from pygraph.callables.host.user_code import is_library_file
 
 BACKWARD, CLIP, STEP, ZERO = "backward", "clipping", "optimizer.step", "zero_grad"
 Calls = dict[tuple[str, str, int], None]  # kind, file, line; in the order in which they came first

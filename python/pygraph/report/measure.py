@@ -13,7 +13,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.program_state import ProgramState
+from pygraph.callables.host.program_state import ProgramState
 from pygraph.observations import Cut, Observation, Origin, observing
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State

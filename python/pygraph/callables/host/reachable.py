@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 
-from pygraph.callables import probes
-from pygraph.callables.user_code import (
+from pygraph.callables.host import probes
+from pygraph.callables.host.user_code import (
     closures_used_by,
     globals_used_by,
     is_library_file,

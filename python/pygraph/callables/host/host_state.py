@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.callables.reachable import Reachable, reachable_from
+from pygraph.callables.host.reachable import Reachable, reachable_from
 
 
 class HostState:

@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 import functorch
 import torch
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 @functools.cache

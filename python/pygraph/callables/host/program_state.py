@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.host_state import HostState
 
 
 class ProgramState:
