@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from pygraph.callables.host.host_state import HostState, random_state
-from pygraph.callables.host.reachable import Unseen, reachable_from
+from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.user_code import globals_used_by
+from pygraph.callables.host.walk import Unseen
 
 flag = False
 step = 0

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from pygraph import runtime
-from pygraph.callables.host.reachable import Reachable, reachable_from
+from pygraph.callables.host.reachable import reachable_from
+from pygraph.callables.host.visit_code import content_of
+from pygraph.callables.host.walk import Reachable
 
 
 class HostState:
@@ -48,7 +50,7 @@ class HostState:
             self._held.append((items, tuple(items)))
             self._watch.add_list(*self._held[-1])
         for cell in self.found.cells:
-            self._held.append((cell, _content_of(cell)))
+            self._held.append((cell, content_of(cell)))
             self._watch.add_cell(*self._held[-1])
         for tensor in self.found.tensors.values():
             self._watch.add_tensor(tensor)
@@ -136,14 +138,6 @@ class _Switches:
 
     def holds(self) -> bool:
         return bool(self._watch.holds())
-
-
-def _content_of(cell: Any) -> tuple[Any, ...]:
-    """Empty if nothing is in it."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
 
 
 class _Missing:
