@@ -24,7 +24,7 @@ from pygraph.callables import kept_graph
 from pygraph.callables.host.host_state import HostState, random_state
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
-from pygraph.callables.step_function import Surroundings
+from pygraph.callables.surroundings import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo

@@ -18,7 +18,7 @@ import torch
 from pygraph import options, runtime
 from pygraph.callables.graphed import Graphed
 from pygraph.callables.host.program_state import ProgramState, gradient_of
-from pygraph.callables.observed_call import tensors_in
+from pygraph.callables.observation import tensors_in
 
 _LEAST_STEPS = 12  # after which a graph has been replayed several times
 

@@ -29,7 +29,7 @@ from pygraph.callables import kept_graph
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.graphed_gradient import Made, with_gradient
 from pygraph.callables.kept_graph import Structure
-from pygraph.callables.observed_call import Form
+from pygraph.callables.observation import Form
 from pygraph.callables.saved_tensors import (
     ARGUMENT,
     IN_ARGUMENT,
@@ -42,7 +42,8 @@ from pygraph.callables.saved_tensors import (
     take_out,
 )
 from pygraph.callables.signature import Arguments, put_together
-from pygraph.callables.step_function import NotGraphable, StepFunction, Surroundings
+from pygraph.callables.step_function import NotGraphable, StepFunction
+from pygraph.callables.surroundings import Surroundings
 from pygraph.undoing import Undo, undoing
 
 _OTHER = "it returns or saves another structure than it did before"

@@ -16,12 +16,14 @@ from pygraph import runtime
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.host.host_state import HostState
-from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
+from pygraph.callables.observation import Observation, watched_tensors
+from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
 from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
-from pygraph.callables.step_function import StepFunction, Surroundings
+from pygraph.callables.step_function import StepFunction
+from pygraph.callables.surroundings import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo

@@ -92,3 +92,26 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _with_inner(constant)
+
+
+def calling_line() -> str:
+    """Where the program's own code is now, in parentheses; empty if it is nowhere."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not is_library_file(name):
+            return f" ({name.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def line_of(error: Exception) -> str:
+    """Where in the program's own code an error was raised, in parentheses; empty if nowhere."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not is_library_file(name):
+            found = f" ({name.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found or calling_line()

@@ -1,0 +1,62 @@
+"""What a callable reads besides its arguments, as observed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.callables.host.host_state import HostState
+from pygraph.callables.observation import Gradient
+from pygraph.callables.rates import Rated, Rates
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+
+class Surroundings:
+    """host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
+    followed: groups of optimizers whose learning rates are inputs. fused: of fused optimizers.
+    made, cleared: tensors whose gradients the callable makes, or sets to None."""
+
+    def __init__(
+        self,
+        host: HostState,
+        state: _engine.State,
+        gradients: list[Gradient],
+        followed: list[Rated],
+        fused: list[dict[str, Any]],
+        device: torch.device,
+    ) -> None:
+        self.host = host
+        self.state = state
+        self.gradients = gradients
+        self.device = device
+        self.followed = followed
+        self.fused = fused
+        self.rates = Rates(followed, device)
+        self.tensors = [gradient.tensor for gradient in gradients]
+        self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
+        self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
+        self._used = [gradient.tensor for gradient in gradients if gradient.is_used]
+
+    def used_gradients(self) -> list[torch.Tensor]:
+        """Gradients from before that the callable uses, as they are now."""
+        return runtime.engine().gradients_of(self._used) if self._used else []
+
+    def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        if not self.host.holds():
+            self.host.restore()
+
+    def owners(self) -> dict[int, list[torch.Tensor]]:
+        """By storage of the state: the program's tensors that have it."""
+        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
+        by_address: dict[int, list[torch.Tensor]] = {}
+        for tensor in found:
+            by_address.setdefault(runtime.engine().flat_tensor(tensor).data_ptr(), []).append(tensor)
+        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
+        return {i: by_address[address] for i, address in numbered if address in by_address}
