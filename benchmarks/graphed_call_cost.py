@@ -112,7 +112,7 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
         "may it be served?": serving.may_be_served,
         "arguments": lambda: step._forms.take_apart((x, y), {}),
         "another form": lambda: take_apart((x, y), {}),
-        "rules": lambda: step._is_refused(arguments),
+        "rules": lambda: step._refused.has(arguments.key),
         "state, gradients": lambda: variant.fits(arguments),
         "host": host.holds,
         "shared memory": lambda: variant.is_shared_by(arguments),

@@ -65,15 +65,14 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
     thread-safe: nothing else may use the step's tensors meanwhile.
     """
-    function = step.__wrapped__ if isinstance(step, Graphed) else step
     calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
     if not calls:
         raise ValueError("pygraph.check needs at least one batch")
     calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
     chosen = options.own({"lanes": 1, "select": "always"})
-    graphed = step.like(function, chosen) if isinstance(step, Graphed) else Graphed(function, chosen)
+    graphed = step.anew(chosen) if isinstance(step, Graphed) else Graphed(step, chosen)
     plain = graphed.prepared()
-    program = _Program(function)
+    program = _Program(graphed.__wrapped__)
     known = set(runtime.partitions)
     expected, again = program.series(plain, calls), program.series(plain, calls)
     found = program.series(graphed, calls)

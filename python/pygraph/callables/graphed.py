@@ -23,6 +23,7 @@ import torch
 from pygraph import observations, options, runtime
 from pygraph.callables import optimizer_forms, rates, serving
 from pygraph.callables.host.host_state import HostState
+from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
 from pygraph.options import Options
@@ -30,8 +31,6 @@ from pygraph.partition.signature import Entry, PartitionInfo
 
 _MOST_STRANGERS = 8  # calls in a row that no variant fits
 _MOST_VARIANTS = 64
-_MOST_REFUSED = 256  # kinds of calls that are remembered
-_CALLS_PER_LOOK = 100  # while calls are no more observed, one in so many is looked at
 
 
 class Graphed:
@@ -71,11 +70,8 @@ class Graphed:
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served
         self._variants: dict[Any, list[Variant]] = {}
-        self._refused: dict[Any, tuple[str, Any]] = {}
-        self._strangers = 0
-        self._resting = ""  # why calls are no more observed
-        self._rested = 0  # calls since
-        self._incomparable = ""  # why some calls cannot have a graph, whatever the variant
+        self._refused = RefusedCalls(self._note)
+        self._strangers = 0  # calls in a row that no variant fits
         # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
         self._rated: list[rates.Rated] = []
         self._device: torch.device | None = None
@@ -87,9 +83,9 @@ class Graphed:
             self._start()
         del dropped  # the graphs' end may run other code
 
-    def anew(self) -> Graphed:
-        """The same callable with the same options, and no graphs yet."""
-        return Graphed(self._function, self._options, self._adapts, self._level)
+    def anew(self, chosen: Options | None = None) -> Graphed:
+        """The same callable, with no graphs yet. chosen: other options."""
+        return Graphed(self._function, chosen or self._options, self._adapts, self._level)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is its first argument."""
@@ -114,9 +110,9 @@ class Graphed:
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None:
-            self._note_incomparable()
+            self._refused.refuse_incomparable()
             return self._function(*args, **kwargs)
-        if self._is_refused(arguments):
+        if self._refused.has(arguments.key):
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
@@ -152,17 +148,14 @@ class Graphed:
         """A call that is not known to be served by any variant."""
         if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
             return self._function(*args, **kwargs)
-        roots = {self.__name__: self._function, **arguments.objects}
-        if self._resting:
-            self._rested += 1
-            if self._rested % _CALLS_PER_LOOK != 0:
-                return self._function(*args, **kwargs)
+        if not self._refused.is_to_be_looked_at():
+            return self._function(*args, **kwargs)
         try:
-            now = self._look_at(roots)
+            now = self._look_at({self.__name__: self._function, **arguments.objects})
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._function(*args, **kwargs)
         except Exception as error:  # of what the walk has met
-            self._refuse(arguments, runtime.first_line(error) or type(error).__name__)
+            self._refused.refuse(arguments.key, runtime.first_line(error) or type(error).__name__, None)
             return self._function(*args, **kwargs)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
@@ -178,10 +171,6 @@ class Graphed:
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
         return self._stranger(now, changed, arguments, args, kwargs)
-
-    def like(self, function: Callable[..., Any], chosen: Options) -> Graphed:
-        """Another one, which treats optimizers in the same way."""
-        return Graphed(function, chosen, self._adapts)
 
     def prepared(self) -> Callable[..., Any]:
         """Gives the function's optimizers their form. Returns the function as it is called without a
@@ -216,8 +205,8 @@ class Graphed:
     ) -> Any:
         """The first call of another variant."""
         self._strangers += 1
-        if self._resting or self._strangers > _MOST_STRANGERS:
-            if not self._resting:
+        if self._refused.rest_reason or self._strangers > _MOST_STRANGERS:
+            if not self._refused.rest_reason:
                 what = changed[0] if changed else "what is passed to it"
                 advice = optimizer_forms.advice(what, now.found.optimizers)
                 self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
@@ -247,43 +236,14 @@ class Graphed:
             result = variant.observe(now, arguments, args, kwargs, make)
         except BaseException:  # the program's
             self._strangers = max(0, self._strangers - 1)
-            if variant.observed == 0:
-                self._drop(variant, arguments)
+            if variant.observed == 0:  # others for such arguments keep their graphs
+                others = [v for v in self._variants.get(arguments.key, []) if v is not variant]
+                self._variants[arguments.key] = others
             raise
         if variant.refusal:
             self._variants.pop(arguments.key, None)
-            self._refuse(arguments, variant.refusal, variant.host)
+            self._refused.refuse(arguments.key, variant.refusal, variant.host)
         return result
-
-    def _drop(self, variant: Variant, arguments: Arguments) -> None:
-        """Others for such arguments keep their graphs."""
-        others = [v for v in self._variants.get(arguments.key, []) if v is not variant]
-        self._variants[arguments.key] = others
-
-    def _refuse(self, arguments: Arguments, reason: str, host: HostState | None = None) -> None:
-        """Such calls run uncaptured from now on, until a switch on the host is another one: a module's
-        mode, say."""
-        if arguments.key not in self._refused and len(self._refused) < _MOST_REFUSED:
-            self._refused[arguments.key] = (reason, None if host is None else host.switches())
-            self._note(reason)
-
-    def _is_refused(self, arguments: Arguments) -> bool:
-        reason_and_switches = self._refused.get(arguments.key)
-        if reason_and_switches is None:
-            return False
-        switches = reason_and_switches[1]
-        if switches is None or switches.holds():
-            return True
-        self._refused.pop(arguments.key, None)
-        return False
-
-    def _note_incomparable(self) -> None:
-        if not self._incomparable:
-            reason = (
-                "an argument is a tensor with attributes, or has a structure that cannot be compared"
-            )
-            self._incomparable = reason
-            self._note(reason)
 
     def _note(self, reason: str) -> None:
         runtime.note(self._level, "%s stays uncaptured: %s", self.__name__, reason)
@@ -291,14 +251,12 @@ class Graphed:
     @property
     def has_given_up(self) -> bool:
         """Whether calls have been refused, or are no more observed."""
-        return bool(self._resting or self._refused)
+        return bool(self._refused.rest_reason or self._refused)
 
     def give_up(self, reason: str) -> None:
         """Calls are no more observed. Graphs that there are stay in use."""
         with self._lock:
-            if not self._resting:
-                self._resting = reason
-                self._note(reason)
+            self._refused.rest(reason)
 
     def graphed_attributes(self) -> tuple[str, ...]:
         """Names of what the program has stored in attributes, as a function that counts its calls
@@ -322,23 +280,19 @@ class Graphed:
 
     @property
     def entries(self) -> dict[Any, Entry]:
-        reasons: dict[Any, str] = {key: reason for key, (reason, _) in self._refused.items()}
+        reasons = self._refused.reasons()
         unavailable = runtime.unavailable_reason()
-        for reason in (unavailable, self._resting, self._incomparable):
-            if reason:
-                reasons[reason] = reason
-        found: dict[Any, Entry] = {}
-        for key, reason in reasons.items():
-            found[key] = Entry()
-            found[key].refuse(reason, 0)
+        if unavailable:
+            reasons[unavailable] = unavailable
         with self._lock:
             variants = [v for of in self._variants.values() for v in of]
         for variant in variants:
-            if variant.reason:
-                found[id(variant)] = Entry()
-                found[id(variant)].refuse(variant.reason, 0)
-            elif variant.partition is None:
-                found[id(variant)] = Entry()
+            if variant.reason or variant.partition is None:
+                reasons[id(variant)] = variant.reason
+        found = {key: Entry() for key in reasons}
+        for key, reason in reasons.items():
+            if reason:
+                found[key].refuse(reason, 0)
         return found
 
 
