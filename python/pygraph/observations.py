@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -16,6 +17,12 @@ from pygraph.runtime import AnyPartition
 def is_pytorchs(filename: str) -> bool:
     """Whether a frame of a program is PyTorch's own, and not the user's."""
     return "/torch/" in filename
+
+
+def line_of(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The "file:line" of the last frame that is the user's; empty if there is none."""
+    users = [f"{f.filename}:{f.lineno}" for f in frames if not is_pytorchs(f.filename)]
+    return users[-1] if users else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +113,9 @@ class Observation:
         """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""
         if reason is None or not reason.graph_break:
             return
-        frames = [frame for frame in reason.user_stack if not is_pytorchs(frame.filename)]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        remedy = "let torch.compile trace through it, or move it out"
         text = runtime.first_line(reason.reason)
-        cut = Cut("graph break", text, where, "let torch.compile trace through it, or move it out")
+        cut = Cut("graph break", text, line_of(reason.user_stack), remedy)
         if cut not in self.breaks:
             self.breaks.append(cut)
 

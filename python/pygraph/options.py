@@ -15,14 +15,8 @@ TRANSFORMS = ("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", LIBRARY_
 
 _PREFIX = "pygraph."
 
-
 SELECTIONS = ("auto", "always", "never")
 OPTIMIZERS = ("auto", "off")
-
-
-def _default_selection() -> str:
-    """Raises ValueError where PYGRAPH_SELECT is something else."""
-    return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
 
 
 def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
@@ -61,7 +55,11 @@ class Options:
         that needs more is refused.
     """
 
-    select: str = dataclasses.field(default_factory=_default_selection)
+    select: str = dataclasses.field(
+        default_factory=lambda: _one_of(
+            SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto")
+        )
+    )
     verify: bool = True
     audit: int | None = None
     max_graphs: int = 256
@@ -156,8 +154,7 @@ def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
     own: dict[str, Any] = {}
     for key, value in (options or {}).items():
         if key.startswith(_PREFIX):
-            name, checked = _own_option(key, value)
-            own[name] = checked
+            own.update([_own_option(key, value)])
         else:
             _check_inductor_option(key)
             inductor[key.replace("-", "_")] = value

@@ -72,10 +72,10 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     chosen = options.own({"lanes": 1, "select": "always"})
     graphed = step.anew(chosen) if isinstance(step, Graphed) else Graphed(step, chosen)
     plain = graphed.prepared()
-    program = _Program(graphed.__wrapped__)
+    function = graphed.__wrapped__
+    state = ProgramState({getattr(function, "__name__", "step"): function})
     known = set(runtime.partitions)
-    expected, again = program.series(plain, calls), program.series(plain, calls)
-    found = program.series(graphed, calls)
+    expected, again, found = (_series(state, run, calls) for run in (plain, plain, graphed))
     rows = [row for row in runtime.all_partitions() if row is graphed or row not in known]
     entries = [entry for row in rows for entry in row.entries.values()]
     replays = sum(entry.graph.replays for entry in entries if entry.graph is not None)
@@ -87,28 +87,22 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
 _Values = dict[str, torch.Tensor]
 
 
-class _Program:
-    """What a step can reach, as it was when this was made."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._state = ProgramState({getattr(function, "__name__", "step"): function})
-
-    def series(self, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
-        """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
-        everything is as it was."""
-        try:
-            values: _Values = {}
-            for i, args in enumerate(calls):
-                for j, result in enumerate(tensors_in(step(*args))):
-                    values[f"result {j} of step {i}"] = result.detach().clone()
-            for path, tensor in self._state.tensors_now().items():
-                values[path] = tensor.detach().clone()
-                gradient = gradient_of(tensor)
-                if gradient is not None:
-                    values[f"{path}.grad"] = gradient.detach().clone()
-            return values
-        finally:
-            self._state.put_back()
+def _series(state: ProgramState, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
+    """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
+    everything is as it was."""
+    try:
+        values: _Values = {}
+        for i, args in enumerate(calls):
+            for j, result in enumerate(tensors_in(step(*args))):
+                values[f"result {j} of step {i}"] = result.detach().clone()
+        for path, tensor in state.tensors_now().items():
+            values[path] = tensor.detach().clone()
+            gradient = gradient_of(tensor)
+            if gradient is not None:
+                values[f"{path}.grad"] = gradient.detach().clone()
+        return values
+    finally:
+        state.put_back()
 
 
 def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:

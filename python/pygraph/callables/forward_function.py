@@ -74,26 +74,6 @@ class ForwardFunction(StepFunction):
         needing = [*self._parameters, *(t for t in arguments.tensors if t.requires_grad)]
         self._atoms = {t.dtype: torch.zeros((), dtype=t.dtype, device=around.device) for t in needing}
 
-    def call(
-        self,
-        graphed: Callable[[list[Any]], Any],
-        arguments: Arguments,
-        make: Callable[[], Any],
-        tell_replayed: Callable[[Arguments], None],
-    ) -> Any:
-        self._call.structure = None
-        try:
-            return super().call(graphed, arguments, make, tell_replayed)
-        finally:
-            self._call.structure = None
-
-    @property
-    def _is_replayed(self) -> bool:
-        return self._call.structure is None
-
-    def _leave_gradients(self, outputs: Any) -> None:
-        """It sets none."""
-
     def _result(self, outputs: Any) -> Any:
         structure = self._call.structure
         if structure is None:
@@ -204,7 +184,8 @@ class ForwardFunction(StepFunction):
         self, structure: Structure, leaves: list[Any], ends: list[torch.Tensor], found: Saved
     ) -> None:
         stream = kept_graph.stream_of(self._around.device)
-        instead = [self._instead(i, ends[i]) for i in structure.ends]
+        arguments = len(self._differentiable)
+        instead = [ends[i] if i < arguments else self._leaf(ends[i]) for i in structure.ends]
         kept_graph.keep(structure, leaves, ends, instead, found.constants, stream)
 
     def _as_it_was_made(
@@ -267,9 +248,6 @@ class ForwardFunction(StepFunction):
         for i, leaf in zip(self._differentiable, leaves, strict=True):
             runtime.engine().lead_gradients(given[i], leaf)
         return [*leaves, *self._parameters]
-
-    def _instead(self, number: int, end: torch.Tensor) -> torch.Tensor:
-        return end if number < len(self._differentiable) else self._leaf(end)
 
     def _leaf(self, like: torch.Tensor) -> torch.Tensor:
         """Without memory of its own, so that a kept graph may hold it."""

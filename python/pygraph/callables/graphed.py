@@ -140,8 +140,6 @@ class Graphed:
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
-        if not self._rated:
-            return self._function(*args, **kwargs)
         return rates.with_tensors(self._rated, self._device, lambda: self._function(*args, **kwargs))
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

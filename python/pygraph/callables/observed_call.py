@@ -35,23 +35,20 @@ def observed_call(
     missed: list[BaseException] = []
 
     def note(name: str) -> None:
-        from pygraph import operators  # which needs the engine when it is imported
-
-        what = "ranks communicate in it" if operators.is_collective(name) else "it waits for the GPU"
-        uncapturable.append(f"{what}: {name}{calling_line()}")
-
-    def note_safely(name: str) -> None:
-        """The engine drops what it raises."""
         try:
-            note(name)
-        except BaseException as error:
+            from pygraph import operators  # which needs the engine when it is imported
+
+            is_collective = operators.is_collective(name)
+            what = "ranks communicate in it" if is_collective else "it waits for the GPU"
+            uncapturable.append(f"{what}: {name}{calling_line()}")
+        except BaseException as error:  # the engine would drop it
             missed.append(error)
 
     def body(undo: Undo) -> tuple[Any, set[str], _engine.CallObserver]:
         run_backwards_here(undo)
         output = watch_output(undo)
         undo.append(torch.clear_autocast_cache)
-        observer = runtime.engine().CallObserver(note_safely)
+        observer = runtime.engine().CallObserver(note)
         undo.append(observer.end)  # at once: no interrupt comes in between
         return call(), output, observer
 

@@ -153,7 +153,7 @@ class Route:
         self._optimizer = optimizer
         self._function = function
         self._looks_left = _LOOKS
-        self._has_begun = False  # the step as it was, in the call under way
+        self.has_begun = False  # the step as it was, in the call under way
         run = _step_function(optimizer, function, self)
         run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
         own = dataclasses.replace(options, lanes=1)
@@ -172,13 +172,13 @@ class Route:
             return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes[name] for name in _SCALER if name in attributes}
-        self._has_begun = False
+        self.has_begun = False
         try:
             for name in given:
                 del attributes[name]
             return self.graphed(gradients, given)
         except Exception as error:
-            if self._has_begun:
+            if self.has_begun:
                 raise  # the program's
             self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
         finally:
@@ -190,13 +190,10 @@ class Route:
         these by the graph."""
         if self._looks_left == 0:
             return True
-        if not all(map(_is_usable, gradients)):
+        if not all(g is None or (_is_plain(g) and not g.requires_grad) for g in gradients):
             return False
         self._looks_left -= 1
         return True
-
-    def note_begin(self) -> None:
-        self._has_begun = True
 
     def _has_hooks(self) -> bool:
         optimizer = self._optimizer
@@ -206,10 +203,6 @@ class Route:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-
-
-def _is_usable(gradient: torch.Tensor | None) -> bool:
-    return gradient is None or (_is_plain(gradient) and not gradient.requires_grad)
 
 
 def _step_function(
@@ -226,7 +219,7 @@ def _step_function(
                     parameter.grad = gradient
             for name, value in given.items():
                 setattr(optimizer, name, value)
-            route.note_begin()
+            route.has_begun = True
             return step()
         finally:
             for name in given:

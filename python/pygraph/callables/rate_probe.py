@@ -104,14 +104,11 @@ def _probe(
             found = _steps(kind, options, dtypes, device, dtype)
         except Exception:  # of the optimizer, or _Waits
             continue
-        if all(_have_same_bits(a, b) for a, b in zip(expected, found, strict=True)):
+        pairs = zip(expected, found, strict=True)
+        if all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
             return Taken(dtype, True)
         possible = possible or Taken(dtype, False)
     return possible
-
-
-def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _steps(

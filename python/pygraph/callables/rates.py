@@ -97,9 +97,6 @@ class Rates:
         self._values: list[float] = []
         self._tensors: list[torch.Tensor] = []
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
     def tensors(self) -> list[torch.Tensor]:
         """The rates as they are now. One that has moved gets new memory, because launches that are
         under way may still read the old one."""

@@ -57,7 +57,9 @@ class StepFunction:
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
         self._unflatten = unflattener(form.spec)
-        self._call = threading.local()  # `arguments`, `rest`, `make`, `result` of the call under way
+        # Of the call under way: `arguments`, `rest`, `make`; `result`, if the callable has made it;
+        # `structure`, if the callable has made it to be compared (ForwardFunction).
+        self._call = threading.local()
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -91,7 +93,8 @@ class StepFunction:
         own, rest = self._call, self._rest()
         made: dict[int, Any] = {}
         try:
-            own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
+            own.arguments, own.rest, own.make = arguments, rest, make
+            own.result = own.structure = None
             inputs = [*arguments.tensors, *self._state_tensors, *rest]
             # Not a call of its own: an interrupt right after a replay must find what it has made.
             made = collections.defaultdict(functools.partial(graphed, inputs))
@@ -109,12 +112,12 @@ class StepFunction:
                 self._leave_gradients(made[0])
             raise
         finally:
-            own.arguments = own.rest = own.make = own.result = None
+            own.arguments = own.rest = own.make = own.result = own.structure = None
 
     @property
     def _is_replayed(self) -> bool:
         """Whether a replay has made the call under way, and not the callable itself."""
-        return self._call.result is None
+        return self._call.result is None and self._call.structure is None
 
     def _is_the_call(self, given: list[Any]) -> bool:
         """Whether these are the inputs of the call under way, which tells it from a rehearsal."""

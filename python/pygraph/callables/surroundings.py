@@ -49,8 +49,7 @@ class Surroundings:
         """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
         for tensor, gradient in gradients:
             tensor.grad = gradient
-        if not self.host.holds():
-            self.host.restore()
+        self.host.restore_if_changed()
 
     def owners(self) -> dict[int, list[torch.Tensor]]:
         """By storage of the state: the program's tensors that have it."""

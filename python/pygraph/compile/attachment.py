@@ -7,7 +7,6 @@ The graph was compiled just now, or comes from Inductor's cache, or from AOTAuto
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,6 @@ from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Kind, PartitionInfo
 from pygraph.uncapturable import Compilation
-
-log = logging.getLogger("pygraph")
 
 _READS_RANDOM_STATE_ON_HOST = (
     "aten::_scaled_dot_product_efficient_attention_backward",
@@ -58,7 +55,7 @@ def attach(
         runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
         return None
     if len(maps) != len(runner.partitions):
-        log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
+        runtime.log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
         return None
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,8 +28,6 @@ from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
 from pygraph.partition.signature import Kind
 from pygraph.uncapturable import Compilation
-
-log = logging.getLogger("pygraph")
 
 # In the keys of the compiler's caches: of code for us, which is not mixed up with other backends', nor
 # with that of versions of PyGraph that generated other kernels.
@@ -199,7 +196,7 @@ def _compile_with_graphs(
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
-    is_warm = is_warm and _loads_for_us(config)
+    is_warm = is_warm and _provides(config, "warm_start")
     with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
@@ -212,16 +209,13 @@ def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
     """Lets the steps of the program's optimizers have graphs, if it asks for them."""
-    name = "optimizer_steps"
-    is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
-    if is_wanted and not torch_patches.provide(name):
+    if optimizer_steps.is_wanted(config.own) and _provides(config, "optimizer_steps"):
         living = (reference() for reference in parameters)
         optimizer_steps.note_program((p for p in living if p is not None), config.own)
 
 
-def _loads_for_us(config: BackendConfig) -> bool:
-    """Whether the patch with which AOTAutograd's cache serves PyGraph is asked for, and in place."""
-    name = "warm_start"
+def _provides(config: BackendConfig, name: str) -> bool:
+    """Whether a patch on demand is asked for, and in place."""
     return name in config.own.patches and not torch_patches.provide(name)
 
 

@@ -18,14 +18,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("pygraph")
+from pygraph.runtime import log
 
 _FORMAT = 1
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from pygraph import runtime
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 # Size and strides, in elements, and offset from the first element of the tensor that is viewed.
 View = tuple[list[int], list[int], int]
@@ -203,7 +200,7 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
             probe(types.SimpleNamespace(partitions=[spies.partition]), list(spies.given))
         )
     except Exception as error:
-        log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
+        runtime.log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
         return None
 
 

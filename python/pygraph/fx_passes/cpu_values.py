@@ -99,9 +99,7 @@ def is_exact(node: fx.Node) -> bool:
     )
 
 
-_INTEGERS = {
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-}
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _EXACT_FLOATS = {  # formats that hold every number of another one
     torch.float16: {torch.float32, torch.float64},
     torch.bfloat16: {torch.float32, torch.float64},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -136,10 +136,5 @@ def source_line(node: fx.Node) -> str:
 
 def line_in(stack_trace: str) -> str:
     """The innermost "file:line" of the user's in a printed stack, or empty."""
-    return next(_user_frames(stack_trace), "")
-
-
-def _user_frames(stack_trace: str) -> Iterator[str]:
-    for path, line in reversed(_FRAME.findall(stack_trace)):
-        if not is_pytorchs(path):
-            yield f"{path}:{line}"
+    frames = reversed(_FRAME.findall(stack_trace))
+    return next((f"{path}:{line}" for path, line in frames if not is_pytorchs(path)), "")

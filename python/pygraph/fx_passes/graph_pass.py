@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,7 @@ from pygraph.fx_passes.fx_nodes import drop_unused, gpu_of
 from pygraph.fx_passes.move_cpu_operands import Placement
 from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
 from pygraph.observations import Applied
-
-log = logging.getLogger("pygraph")
+from pygraph.runtime import log
 
 _VERSION = 4  # in the key of Inductor's cache
 

@@ -61,6 +61,7 @@ def keep_cpu_values(graph: fx.Graph) -> None:
     """
     output = output_of(graph)
     memory = Memory(graph)
+    keep = torch.ops.pygraph.keep_on_cpu.default
     for scalar in graph.find_nodes(op="placeholder"):
         users = [
             user
@@ -72,10 +73,9 @@ def keep_cpu_values(graph: fx.Graph) -> None:
         ]
         if is_on_cpu(scalar) and value_of(scalar).dim() == 0 and users:
             with graph.inserting_after(last_placeholder(graph)):
-                kept = add_call(graph, torch.ops.pygraph.keep_on_cpu.default, (scalar,), like=users[0])
+                kept = add_call(graph, keep, (scalar,), like=users[0])
             for user in users:
                 user.replace_input_with(scalar, kept)
-    keep = torch.ops.pygraph.keep_on_cpu.default
     for node in output.all_input_nodes:
         if is_on_cpu(node) and node.op == "placeholder" and value_of(node).dim() == 0:
             with graph.inserting_before(output):

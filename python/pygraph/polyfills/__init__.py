@@ -19,7 +19,6 @@ transformation is ``library_functions``.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import types
@@ -32,9 +31,8 @@ from torch._guards import TracingContext
 from pygraph import dynamo_program, observations
 from pygraph.observations import Applied
 from pygraph.options import LIBRARY_FUNCTIONS
+from pygraph.runtime import log
 from pygraph.source_digest import digest_of
-
-log = logging.getLogger("pygraph")
 
 # Library's module, and ours that has `replace`, which is called once the library's has been imported.
 _MODULES = {

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import observations, polyfills, runtime
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.observations import Cut, Observation, is_pytorchs, observing
+from pygraph.observations import Cut, Observation, line_of, observing
 
 # Else Dynamo would run them, which fake tensors cannot.
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
@@ -115,8 +115,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _line_of(error: BaseException) -> str:
     """The last line of the user's that Dynamo traced, or that ran, or empty."""
     frames = list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
-    users = [f for f in frames if not is_pytorchs(f.filename) and "/pygraph/" not in f.filename]
-    return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
+    return line_of(frame for frame in frames if "/pygraph/" not in frame.filename)
 
 
 def _imagined_capability(device: Any = None) -> tuple[int, int]:

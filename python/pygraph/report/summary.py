@@ -23,9 +23,8 @@ class Tally:
         self._alive: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
         self._ended: list[GraphStats] = []
         self.programs = 0  # compiled, or loaded from a cache
-        self.outside: list[
-            float
-        ] = []  # per traced program, operations on the GPU outside of partitions
+        # Per traced program, operations on the GPU outside of partitions.
+        self.outside: list[float] = []
 
     def note_program(self) -> None:
         self.programs += 1

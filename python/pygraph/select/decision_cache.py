@@ -12,16 +12,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from pathlib import Path
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from pygraph.runtime import log
 from pygraph.select.trial import Decision, Timing
-
-log = logging.getLogger("pygraph")
 
 _FORMAT = 1
 

@@ -8,14 +8,13 @@ are faster.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pygraph.runtime import log
+
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _LEAST_GAIN = 0.02  # of the time
 _ROUNDS = 5
