@@ -80,12 +80,15 @@ class BackendConfig:
     graphs: bool  # False for modes that end in "-no-cudagraphs"
 
 
+def _names() -> str:
+    return ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
+
+
 def _own_option(key: str, value: Any) -> tuple[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(Options)}
     name = key.removeprefix(_PREFIX)
     if name not in fields:
-        valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
-        raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
+        raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {_names()}")
     if name == "select":
         return name, _one_of(SELECTIONS, f"option {key!r}", value)
     if name == "optimizers":
@@ -126,10 +129,9 @@ def _transforms(key: str, value: Any) -> tuple[str, ...]:
 def _check_inductor_option(key: str) -> None:
     known = torch._inductor.config.get_config_copy()
     if key.replace("-", "_") not in known:
-        valid = ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
         raise ValueError(
             f"unknown option {key!r} for backend 'pygraph'; valid are the options of Inductor "
-            f"(torch._inductor.list_options()) and: {valid}"
+            f"(torch._inductor.list_options()) and: {_names()}"
         )
 
 

@@ -32,9 +32,8 @@ from pygraph.undoing import Undo, undoing
 _COMPARED_CALLS = 2  # as of the forward (variant.py)
 _MOST_PATTERNS = 16  # of gradients, for one structure
 
-_Pattern = tuple[
-    tuple[bool, ...], tuple[bool, ...]
-]  # which results have gradients, which ends need one
+# Which results have gradients, which ends need one.
+_Pattern = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 class BackwardFunction:

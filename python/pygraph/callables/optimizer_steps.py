@@ -84,7 +84,7 @@ def _look_at(optimizer: torch.optim.Optimizer) -> None:
     if _seen.get(optimizer) == _programs or is_calling():
         return
     with runtime.harmless("looking at an optimizer"):
-        is_known = _seen.get(optimizer) is not None and _route_of(optimizer) is not None
+        is_known = optimizer in _seen and hasattr(optimizer.__dict__.get("step"), "pygraph_route")
         _seen[optimizer] = _programs
         options = None if is_known else _options_for(optimizer)
         if options is not None and runtime.unavailable_reason() is None:
@@ -115,7 +115,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _give_route(optimizer: Any, options: Options) -> None:
     before = optimizer.step
     own = optimizer.__dict__.get("step")  # a scheduler's, say
-    function = own if own is not None else _method(optimizer)
+    # Without one of its own, it has the step that its class has at each call.
+    by_class = lambda *args, **kwargs: type(optimizer).step(optimizer, *args, **kwargs)  # noqa: E731
+    function = by_class if own is None else own
     route = Route(optimizer, function, options)
 
     @functools.wraps(before)
@@ -126,21 +128,6 @@ def _give_route(optimizer: Any, options: Options) -> None:
 
     step.pygraph_route = route  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step, optimizer)
-
-
-def _method(optimizer: Any) -> Callable[..., Any]:
-    """The step that the class has at each call."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return type(optimizer).step(optimizer, *args, **kwargs)
-
-    return step
-
-
-def _route_of(optimizer: Any) -> Route | None:
-    own = optimizer.__dict__.get("step")
-    route: Route | None = getattr(own, "pygraph_route", None)
-    return route
 
 
 class Route:

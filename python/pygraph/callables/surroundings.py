@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,31 +16,29 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
 
+@dataclasses.dataclass(eq=False)
 class Surroundings:
-    """host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
-    followed: groups of optimizers whose learning rates are inputs. fused: of fused optimizers.
-    made, cleared: tensors whose gradients the callable makes, or sets to None."""
+    """host: the host's state. state: memory that the callable uses and that is not passed. gradients:
+    of all tensors that a backward may set. followed: groups of optimizers whose learning rates are
+    inputs. fused: groups of fused optimizers.
 
-    def __init__(
-        self,
-        host: HostState,
-        state: _engine.State,
-        gradients: list[Gradient],
-        followed: list[Rated],
-        fused: list[dict[str, Any]],
-        device: torch.device,
-    ) -> None:
-        self.host = host
-        self.state = state
-        self.gradients = gradients
-        self.device = device
-        self.followed = followed
-        self.fused = fused
-        self.rates = Rates(followed, device)
-        self.tensors = [gradient.tensor for gradient in gradients]
-        self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
-        self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
-        self._used = [gradient.tensor for gradient in gradients if gradient.is_used]
+    tensors: those that a backward may set the gradients of. made, cleared: those whose gradients the
+    callable makes, or sets to None.
+    """
+
+    host: HostState
+    state: _engine.State
+    gradients: list[Gradient]
+    followed: list[Rated]
+    fused: list[dict[str, Any]]
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.rates = Rates(self.followed, self.device)
+        self.tensors = [gradient.tensor for gradient in self.gradients]
+        self.made = [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
+        self.cleared = [gradient.tensor for gradient in self.gradients if gradient.after == "none"]
+        self._used = [gradient.tensor for gradient in self.gradients if gradient.is_used]
 
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""

@@ -147,9 +147,8 @@ def _compile_with_graphs(
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         # A hit in AOTAutograd's cache skips inner_compile, and with it PyGraph, but in _warm_start.
-        stack.enter_context(
-            functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
-        )
+        off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+        stack.enter_context(functorch_config.patch(off))
         stack.enter_context(inductor_config.patch(patches))
         # Entered anew in every thread: backward is compiled in autograd's threads.
         stack.enter_context(barriers.in_generated_kernels())

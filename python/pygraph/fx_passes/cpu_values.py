@@ -6,8 +6,7 @@ boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,21 +51,15 @@ def is_constant(value: fx.Node) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _as_uncaptured_on_the_cpu() -> Iterator[None]:
-    # The graph has casts where autocast put them; it must not add any.
-    no_casts = torch.autocast("cpu", enabled=False)
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad(), no_casts:
-        yield
-
-
 def fold(value: fx.Node) -> torch.Tensor | None:
     """The value of a node that depends on no input, computed as uncaptured on the CPU, or None."""
     owner = value.graph.owning_module
     if not is_constant(value):
         return None
     results: dict[fx.Node, Any] = {}
-    with _as_uncaptured_on_the_cpu():
+    # The graph has casts where autocast put them; it must not add any.
+    no_casts = torch.autocast("cpu", enabled=False)
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad(), no_casts:
         for node in sorted(ancestors_of([value])):
             if node.op == "get_attr":
                 results[node] = getattr(owner, str(node.target), None)

@@ -143,15 +143,12 @@ def _segment(kind: Kind, nodes: list[fx.Node]) -> Segment:
     )
 
 
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and classify(node)[0] is Kind.NOTHING
-
-
 def _behind_views(node: fx.Node, next_to: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
     """What is next to a node in one direction; views are looked through."""
     found: set[fx.Node] = set()
     for other in next_to(node):
-        found |= _behind_views(other, next_to) if _is_view(other) else {other}
+        is_view = other.op == "call_function" and classify(other)[0] is Kind.NOTHING
+        found |= _behind_views(other, next_to) if is_view else {other}
     return found
 
 

@@ -40,7 +40,6 @@ def estimate(
         cuts=tuple(observed_cuts(observation)),
         transformations=tuple(observation.applied),
         strip=tuple(strip),
-        strip_unit="operations",
     )
 
 

@@ -110,12 +110,12 @@ class Report:
     program: str
     device: str
     estimated: bool
-    shares: tuple[Share, ...]
-    graphs: tuple[GraphStats, ...]
-    cuts: tuple[Cut, ...]
-    transformations: tuple[Applied, ...]
-    strip: tuple[StripPart, ...]
-    strip_unit: str
+    shares: tuple[Share, ...] = ()
+    graphs: tuple[GraphStats, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    transformations: tuple[Applied, ...] = ()
+    strip: tuple[StripPart, ...] = ()
+    strip_unit: str = "operations"
     timing: Timing | None = None
     kernels: tuple[KernelRow, ...] = ()
     loops: tuple[PlainLoop, ...] = ()
@@ -154,14 +154,4 @@ class Report:
 def without_graphs(program: str, reason: str) -> Report:
     """Of a callable that was not called, as nothing can have a graph in this process."""
     cut = Cut("refusal", f"{program} stays uncaptured: {reason}", "")
-    return Report(
-        program=program,
-        device="no GPU",
-        estimated=True,
-        shares=(),
-        graphs=(),
-        cuts=(cut,),
-        transformations=(),
-        strip=(),
-        strip_unit="operations",
-    )
+    return Report(program, "no GPU", estimated=True, cuts=(cut,))

@@ -73,7 +73,8 @@ def trace(
             mode,
             torch.no_grad(),
             _DATA_DEPENDENT_TOO,
-            mock.patch.object(torch.cuda, "get_device_capability", _imagined_capability),
+            # An H100's. What asks for it chooses between kernels.
+            mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
         ):
             try:
                 torch.compile(fake_model, backend=backend)(*placed_args, **placed_kwargs)
@@ -116,10 +117,6 @@ def _line_of(error: BaseException) -> str:
     """The last line of the user's that Dynamo traced, or that ran, or empty."""
     frames = list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
     return line_of(frame for frame in frames if "/pygraph/" not in frame.filename)
-
-
-def _imagined_capability(device: Any = None) -> tuple[int, int]:
-    return (9, 0)  # an H100's; what asks for it chooses between kernels
 
 
 def _reads_a_number(graph: torch.fx.Graph) -> bool:

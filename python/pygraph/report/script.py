@@ -32,6 +32,5 @@ def report_on(program: str, observation: Observation, calls: Calls) -> Report:
         cuts=tuple(dict.fromkeys(cuts)),
         transformations=tuple(observation.applied),
         strip=tuple(parts),
-        strip_unit="operations",
         loops=tuple(plain_loops(calls)),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pygraph import runtime
 from pygraph.partition.signature import Entry, PartitionInfo
 from pygraph.report.remedies import remedy_for, where_in
+from pygraph.runtime import AnyPartition
 from pygraph.select.trial import Timing
 
 
@@ -75,13 +76,20 @@ class GraphStats:
     remedy: str = ""
 
 
+# Fields that a graph has under the same names.
+_OF_THE_GRAPH = (
+    *("nodes", "inputs", "outputs", "relocations", "symbols", "lanes", "replays", "nodes_touched"),
+    *("calls_elsewhere", "workspace_bytes", "block_bytes"),
+)
+
+
 def stats() -> list[GraphStats]:
     """One row per partition and signature, in no particular order. Thread-safe."""
-    return [
-        graph_row(partition.info, entry)
-        for partition in runtime.all_partitions()
-        for entry in partition.entries.copy().values()
-    ]
+    return rows_of(runtime.all_partitions())
+
+
+def rows_of(partitions: Iterable[AnyPartition]) -> list[GraphStats]:
+    return [graph_row(p.info, entry) for p in partitions for entry in p.entries.copy().values()]
 
 
 def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
@@ -114,15 +122,5 @@ def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
         row,
         state="refused" if failure else row.state,
         reason=failure or row.reason,
-        nodes=graph.nodes,
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        relocations=graph.relocations,
-        symbols=graph.symbols,
-        lanes=graph.lanes,
-        replays=graph.replays,
-        nodes_touched=graph.nodes_touched,
-        calls_elsewhere=graph.calls_elsewhere,
-        workspace_bytes=graph.workspace_bytes,
-        block_bytes=graph.block_bytes,
+        **{name: getattr(graph, name) for name in _OF_THE_GRAPH},
     )

@@ -11,7 +11,7 @@ from pygraph import observations, runtime
 from pygraph.partition.signature import Entry, PartitionInfo
 from pygraph.report.classify import segments
 from pygraph.report.estimate import strip_parts
-from pygraph.report.stats import GraphStats, graph_row
+from pygraph.report.stats import GraphStats, graph_row, rows_of
 from pygraph.runtime import AnyPartition
 from pygraph.select.trial import REPLAYED, UNCAPTURED
 
@@ -45,12 +45,7 @@ class Tally:
 
     def rows(self) -> list[GraphStats]:
         """One per partition and signature."""
-        alive = [
-            graph_row(partition.info, entry)
-            for partition in runtime.members(self._alive)
-            for entry in partition.entries.copy().values()
-        ]
-        return alive + self._ended
+        return rows_of(runtime.members(self._alive)) + self._ended
 
 
 _tally: Tally | None = None

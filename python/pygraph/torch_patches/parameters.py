@@ -32,10 +32,8 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
     """Changes how the code that Dynamo will write loads the graph's arguments."""
     if dynamo_config.caching_precompile:  # the code is stored, and the engine's function cannot be
         return
-    if writes_python():
-        return
     # By their sources, Dynamo finds the arguments that a specialization is for.
-    if output.shape_env.specializations:
+    if output.shape_env.specializations or writes_python():
         return
     arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
     for run in _runs(arguments, attempt):
