@@ -34,8 +34,7 @@ class Options:
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     audit: compare every n-th call of a graph with an uncaptured run, bit by bit; 0 or False: never.
         Unless given: calls 100, 1000 and every 10 000th, later if that would take more than a
-        thousandth of the time
-        (docs/explanation/audits.md).
+        thousandth of the time (docs/explanation/audits.md).
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
     lanes: how many kernels of a graph may run at the same time, if they do not need each other's

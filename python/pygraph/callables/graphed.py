@@ -24,12 +24,12 @@ from pygraph import observations, options, runtime
 from pygraph.callables import optimizer_forms, rates, serving
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
-from pygraph.callables.signature import Arguments, Forms, take_apart
+from pygraph.callables.signature import Arguments, Forms, Key, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
-_MOST_STRANGERS = 8  # calls in a row that no variant fits
+_MOST_UNMATCHED = 8  # calls in a row that no variant fits
 _MOST_VARIANTS = 64
 
 
@@ -71,7 +71,7 @@ class Graphed:
         self._forms = Forms()  # of arguments that variants have served
         self._variants: dict[Any, list[Variant]] = {}
         self._refused = RefusedCalls(self._note)
-        self._strangers = 0  # calls in a row that no variant fits
+        self._unmatched = 0  # calls in a row that no variant fits
         # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
         self._rated: list[rates.Rated] = []
         self._device: torch.device | None = None
@@ -133,7 +133,7 @@ class Graphed:
     def _serve(
         self, variant: Variant, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self._strangers = 0
+        self._unmatched = 0
         if variant.is_shared_by(arguments):
             return self._uncaptured(args, kwargs)
         return variant.call(arguments, lambda: self._uncaptured(args, kwargs))
@@ -146,7 +146,7 @@ class Graphed:
         """A call that is not known to be served by any variant."""
         if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
             return self._function(*args, **kwargs)
-        if not self._refused.is_to_be_looked_at():
+        if not self._refused.is_to_be_observed():
             return self._function(*args, **kwargs)
         try:
             now = self._look_at({self.__name__: self._function, **arguments.objects})
@@ -168,7 +168,10 @@ class Graphed:
             if variant.fits(arguments) and variant.accept(now):
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
-        return self._stranger(now, changed, arguments, args, kwargs)
+        new = self._new_variant(now, changed, arguments.key)
+        if new is None:
+            return self._function(*args, **kwargs)
+        return self._observe(new, now, arguments, args, kwargs)
 
     def prepared(self) -> Callable[..., Any]:
         """Gives the function's optimizers their form. Returns the function as it is called without a
@@ -193,33 +196,27 @@ class Graphed:
         self._device = device_of(list(now.found.tensors.values()))
         return now
 
-    def _stranger(
-        self,
-        now: HostState,
-        changed: list[str],
-        arguments: Arguments,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """The first call of another variant."""
-        self._strangers += 1
-        if self._refused.rest_reason or self._strangers > _MOST_STRANGERS:
-            if not self._refused.rest_reason:
+    def _new_variant(self, now: HostState, changed: list[str], key: Key) -> Variant | None:
+        """For a call that no variant fits; changed: how the last one differs. None if that was so too
+        often in a row."""
+        self._unmatched += 1
+        if self._refused.why_not_observed or self._unmatched > _MOST_UNMATCHED:
+            if not self._refused.why_not_observed:
                 what = changed[0] if changed else "what is passed to it"
                 advice = optimizer_forms.advice(what, now.found.optimizers)
                 self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
-            return self._function(*args, **kwargs)
+            return None
         # One whose tensors are gone never fits again, and must not keep them.
         kept = [
             v
-            for v in self._variants.pop(arguments.key, [])
+            for v in self._variants.pop(key, [])
             if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
         ]
         variant = Variant(self.__name__, self._function, self._options, self._adapts)
-        self._variants[arguments.key] = [*kept, variant][-_MOST_VARIANTS:]
+        self._variants[key] = [*kept, variant][-_MOST_VARIANTS:]
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
             del self._variants[next(iter(self._variants))]
-        return self._observe(variant, now, arguments, args, kwargs)
+        return variant
 
     def _observe(
         self,
@@ -233,7 +230,7 @@ class Graphed:
             make = lambda: self._uncaptured(args, kwargs)  # noqa: E731
             result = variant.observe(now, arguments, args, kwargs, make)
         except BaseException:  # the program's
-            self._strangers = max(0, self._strangers - 1)
+            self._unmatched = max(0, self._unmatched - 1)
             if variant.observed == 0:  # others for such arguments keep their graphs
                 others = [v for v in self._variants.get(arguments.key, []) if v is not variant]
                 self._variants[arguments.key] = others
@@ -249,12 +246,12 @@ class Graphed:
     @property
     def has_given_up(self) -> bool:
         """Whether calls have been refused, or are no more observed."""
-        return bool(self._refused.rest_reason or self._refused)
+        return bool(self._refused.why_not_observed or self._refused)
 
     def give_up(self, reason: str) -> None:
         """Calls are no more observed. Graphs that there are stay in use."""
         with self._lock:
-            self._refused.rest(reason)
+            self._refused.stop_observing(reason)
 
     def graphed_attributes(self) -> tuple[str, ...]:
         """Names of what the program has stored in attributes, as a function that counts its calls

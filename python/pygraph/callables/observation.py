@@ -39,8 +39,8 @@ class Form:
 class Observation:
     """result: the call's. form: of it. host: the host's state afterwards. effects: paths on the host
     that the call changed. state: the memory that it used and that was not passed. refusal: why the
-    callable cannot have a graph; empty for no reason. is_whole: whether there was memory to find all of
-    this."""
+    callable cannot have a graph; empty if it can. is_complete: False if memory was too short to see all
+    of this."""
 
     result: Any
     form: Form
@@ -49,7 +49,7 @@ class Observation:
     state: Any = None
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     refusal: str = ""
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 def watched_tensors(host: HostState) -> list[torch.Tensor]:

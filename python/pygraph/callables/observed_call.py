@@ -86,7 +86,7 @@ def observed_call(
         elif _versions(arguments) != versions:
             seen.refusal = "it writes to an argument that requires a gradient"
     except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
-        seen.is_whole = False
+        seen.is_complete = False
     except Exception as error:  # of what the walk has met; the call is made
         seen.refusal = runtime.first_line(error) or type(error).__name__
     return seen

@@ -8,19 +8,19 @@ from typing import Any
 from pygraph.callables.host.host_state import HostState
 
 _MOST_KINDS = 256  # of calls that are remembered
-_CALLS_PER_LOOK = 100  # while calls are not observed, one in so many is looked at
+_CALLS_PER_OBSERVATION = 100  # once observing has stopped: one call in so many
 
 
 class RefusedCalls:
-    """rest_reason: why calls that no variant fits are not observed any more; empty while they are.
+    """why_not_observed: why calls that no variant fits are not observed any more; empty while they are.
     Not thread-safe."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         """tell: is called with each reason, once."""
-        self.rest_reason = ""
+        self.why_not_observed = ""
         self._tell = tell
         self._kinds: dict[Hashable, tuple[str, Any]] = {}
-        self._rested = 0  # calls since then
+        self._passed = 0  # calls since then
         self._incomparable = ""  # why some calls have no key
 
     def __len__(self) -> int:
@@ -53,20 +53,20 @@ class RefusedCalls:
             self._incomparable = reason
             self._tell(reason)
 
-    def rest(self, reason: str) -> None:
+    def stop_observing(self, reason: str) -> None:
         """Calls are not observed any more."""
-        if not self.rest_reason:
-            self.rest_reason = reason
+        if not self.why_not_observed:
+            self.why_not_observed = reason
             self._tell(reason)
 
-    def is_to_be_looked_at(self) -> bool:
+    def is_to_be_observed(self) -> bool:
         """Counts a call that no variant is known to serve. False if it just runs uncaptured."""
-        if not self.rest_reason:
+        if not self.why_not_observed:
             return True
-        self._rested += 1
-        return self._rested % _CALLS_PER_LOOK == 0
+        self._passed += 1
+        return self._passed % _CALLS_PER_OBSERVATION == 0
 
     def reasons(self) -> dict[Any, str]:
         """All of them, each with something that identifies it."""
         found: dict[Any, str] = {key: reason for key, (reason, _) in self._kinds.items()}
-        return found | {r: r for r in (self.rest_reason, self._incomparable) if r}
+        return found | {r: r for r in (self.why_not_observed, self._incomparable) if r}

@@ -85,7 +85,7 @@ class Variant:
             before,
             device,
         )
-        if not seen.is_whole:
+        if not seen.is_complete:
             return seen.result
         self.observed += 1
         self.host = seen.host

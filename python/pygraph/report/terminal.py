@@ -19,20 +19,14 @@ from pygraph.report.wording import (
     loop_lines,
 )
 
+_WIDTH = 140
 _STRIP_WIDTH = 96
 _KERNELS = 12  # those with the most GPU time
 
 
-def render(report: Report, width: int = 140) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    show(report, console)
-    output = console.file
-    assert isinstance(output, io.StringIO)
-    return output.getvalue()
-
-
-def show(report: Report, console: Console) -> None:
-    """Prints the report."""
+def render(report: Report) -> str:
+    output = io.StringIO()
+    console = Console(file=output, width=_WIDTH, highlight=False)
     console.print(Text(f"{report.program} on {report.device}", style="bold"))
     for line in headline(report):
         console.print(Text(line))
@@ -52,6 +46,7 @@ def show(report: Report, console: Console) -> None:
     for loop in report.loops:
         for line in loop_lines(loop):
             console.print(Text(line), soft_wrap=True)
+    return output.getvalue()
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 3) -> Table:

@@ -1,20 +1,24 @@
-"""What a callable can reach on the host without being passed: the places that its Python may read.
+"""What a callable's Python can read without being passed it. A walk finds it.
 
-The walk begins at the callable and at the objects that are passed to it. It follows dictionaries,
-lists, attributes, closures, defaults, classes, and the globals that the program's own code uses, which
-are found in its instructions. Each place has a path, as a program would write it:
-``model.layers.0.training``, ``optimizer.param_groups[0]['lr']``.
+The walk begins at the callable and at the objects that are passed to it, and follows
 
-    slots       what is at each place, in the order of the walk: numbers and strings themselves; tensors
-                and other opaque objects by identity; of containers and instances their type, as their
-                contents have places of their own; of what was met before, where that was
-    probes      the same for what must be asked: generators, counters, arrays, sets
-    the rest    what is to be watched at each call (host_state.py)
+    containers    items of dictionaries, lists, tuples, sets (visit_containers.py)
+    code          closures, defaults, attributes of classes, and the globals that the program's own
+                  functions use, which are found in their instructions (visit_code.py)
+    objects       attributes and slots of instances; layouts and hooks of tensors (visit_objects.py)
 
-Two walks find the same if and only if the callable could tell no difference, as far as can be seen.
-Not seen are sockets, the contents of files, clocks, what extensions keep, arrays of more than 64 KiB,
-random numbers that a library draws from a state that it puts back, and functions of libraries that only
-libraries call.
+Each *place* that it comes to has a path, as a program would write it: ``model.layers.0.training``. The
+result (``Reachable`` in walk.py) has
+
+    slots         what is at each place, in the order of the walk: numbers and strings themselves;
+                  tensors and other opaque objects by identity; containers and instances by type, as
+                  their contents have places of their own; of an object that was met before, where
+    probes        functions that tell where an iterator, a counter or an array stands (probes.py)
+    the others    what the engine compares at each call (host_state.py)
+
+Two walks have the same result if and only if the callable could tell no difference. Some things cannot
+be seen: sockets, contents of files, clocks, what extensions keep, arrays of more than 64 KiB, random
+numbers that a library draws from a state that it puts back, and what only libraries' code reads.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
     value is left out, as it is looked at otherwise. Raises Unseen."""
     walk = Walk(frozenset(unwatched))
     for name, root in roots.items():
-        walk.later(root, name)
-    walk.later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
+        walk.visit_later(root, name)
+    walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
     while walk.pending:
         _visit(walk, *walk.pending.popleft())
         if len(walk.found.slots) > _MOST_PLACES:
@@ -75,7 +79,7 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
 def _visit(walk: Walk, value: Any, path: str) -> None:
     type_ = type(value)
     if type_ in probes.ATOMS:
-        walk.note(path, value)
+        walk.add_slot(path, value)
     elif not walk.is_new_at(value, path):
         return
     elif isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Which code is the program's own, and the globals that it reads.
+"""Which code is the program's own, the globals that it reads, and the line where it is.
 
 The names in a function's code are not enough: ``optimizer.step()`` has the name ``step``, too, and a
 training loop often has a variable of that name. So the instructions are read.
@@ -11,9 +11,10 @@ import functools
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 import functorch
 import torch
@@ -96,22 +97,18 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def calling_line() -> str:
     """Where the program's own code is now, in parentheses; empty if it is nowhere."""
-    frame = sys._getframe()
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not is_library_file(name):
-            return f" ({name.rsplit('/', 1)[-1]}:{frame.f_lineno})"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _place(frame.f_code, frame.f_lineno)
 
 
 def line_of(error: Exception) -> str:
     """Where in the program's own code an error was raised, in parentheses; empty if nowhere."""
-    found = ""
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not is_library_file(name):
-            found = f" ({name.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found or calling_line()
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(code, line) for code, line in frames if not is_library_file(code.co_filename)]
+    return _place(*own[-1]) if own else calling_line()
+
+
+def _place(code: CodeType, line: int) -> str:
+    return f" ({code.co_filename.rsplit('/', 1)[-1]}:{line})"

@@ -34,23 +34,23 @@ _OF_PYTHON = frozenset(
 
 def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
     code = function.__code__
-    walk.note(path, Object(types.FunctionType, id(code)))
+    walk.add_slot(path, Object(types.FunctionType, id(code)))
     walk.is_new(code)  # held
     walk.found.functions.append(function)
     is_library = is_library_file(code.co_filename)
     if function is os.getenv:
-        walk.later(os.environ, "os.environ")
+        walk.visit_later(os.environ, "os.environ")
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if not walk.is_new_at(cell, name):
             continue
         walk.found.cells.append(cell)
         content = content_of(cell)
         if content:
-            walk.later(content[0], f"{path}.{name}" if is_library else name)
+            walk.visit_later(content[0], f"{path}.{name}" if is_library else name)
         else:
-            walk.note(name, "nothing was assigned yet")
+            walk.add_slot(name, "nothing was assigned yet")
     for name in ("__defaults__", "__kwdefaults__"):
-        walk.later(getattr(function, name), f"{path}.{name}")
+        walk.visit_later(getattr(function, name), f"{path}.{name}")
     visit_dict(walk, vars(function), f"{path}.", attributes=True)
     if not is_library:
         _visit_globals(walk, function)
@@ -70,7 +70,7 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
             _visit_chain(walk, vars(content[0]), chain[1:], f"{chain[0]}.")
     for name in modules_imported_by(function.__code__):
         if name in sys.modules:
-            walk.later(sys.modules[name], name)
+            walk.visit_later(sys.modules[name], name)
 
 
 def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
@@ -82,18 +82,18 @@ def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path
         walk.found.dicts.append((scope, (name,), ()))
         value = scope.get(name, walk)
         if value is walk:
-            walk.note(path + name, "it is not there")
+            walk.add_slot(path + name, "it is not there")
             return
         if not isinstance(value, types.ModuleType):
-            walk.later(value, path + name)
+            walk.visit_later(value, path + name)
             return
-        walk.note(path + name, Object(type(value), id(value)))
+        walk.add_slot(path + name, Object(type(value), id(value)))
         scope, path = vars(value), f"{path}{name}."
 
 
 def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
     """A module as a value. The program's own may have any attribute read."""
-    walk.note(path, Object(type(module), id(module)))
+    walk.add_slot(path, Object(type(module), id(module)))
     if is_of_program(module):
         _visit_plain(walk, vars(module), f"{path}.")
 
@@ -106,18 +106,18 @@ def _visit_plain(walk: Walk, scope: dict[str, Any], path: str) -> None:
 
 
 def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
-    walk.later(method.__self__, f"{path}.__self__")
-    walk.later(method.__func__, path)
+    walk.visit_later(method.__self__, f"{path}.__self__")
+    walk.visit_later(method.__func__, path)
 
 
 def visit_builtin(walk: Walk, function: Any, path: str) -> None:
-    walk.note(path, function.__qualname__)
+    walk.add_slot(path, function.__qualname__)
     if not isinstance(function.__self__, (types.ModuleType, type(None))):
-        walk.later(function.__self__, f"{path}.__self__")
+        walk.visit_later(function.__self__, f"{path}.__self__")
 
 
 def visit_wrapped(walk: Walk, value: Any, path: str) -> None:
-    walk.later(value.__func__, path)
+    walk.visit_later(value.__func__, path)
 
 
 def visit_property(walk: Walk, value: property, path: str) -> None:
@@ -126,21 +126,21 @@ def visit_property(walk: Walk, value: property, path: str) -> None:
 
 def visit_partial(walk: Walk, value: Any, path: str) -> None:
     for name in ("func", "args", "keywords"):
-        walk.later(getattr(value, name), f"{path}.{name}")
+        walk.visit_later(getattr(value, name), f"{path}.{name}")
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:
-    walk.probe(f"{path}()", lambda: id(value()))
-    walk.later(value(), f"{path}()")
+    walk.add_probe(f"{path}()", lambda: id(value()))
+    walk.visit_later(value(), f"{path}()")
 
 
 def visit_class(walk: Walk, type_: type, path: str) -> None:
     """Attributes of the program's own classes; of others which objects they are, and functions of
     the program's among them."""
-    walk.note(path, Object(type, id(type_)))
+    walk.add_slot(path, Object(type, id(type_)))
     metaclass: type = type(type_)
     if isinstance(type_, abc.ABCMeta) and _is_of_program(type_):
-        walk.probe(f"{path}#registered", abc.get_cache_token)
+        walk.add_probe(f"{path}#registered", abc.get_cache_token)
     for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
         if class_ in (object, type) or not (class_ is type_ or walk.is_new(class_)):
             continue
@@ -149,12 +149,12 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
         names = [name for name in vars(class_) if name not in _OF_PYTHON]
         values = [vars(class_)[name] for name in names]
         if _is_of_program(class_):
-            walk.note(f"{class_.__name__}#attributes", tuple(names))
+            walk.add_slot(f"{class_.__name__}#attributes", tuple(names))
             walk.pending.extend(
                 (value, f"{class_.__name__}.{name}") for name, value in zip(names, values, strict=True)
             )
         else:
-            walk.note(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
+            walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
             # Methods that the program has replaced.
             walk.pending.extend(
                 (value, f"{class_.__name__}.{name}")

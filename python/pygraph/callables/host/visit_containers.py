@@ -30,12 +30,12 @@ def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = 
         text = repr(key) if is_plain else f"key {number}"
         names.append(f"{path}{key}" if attributes else f"{path}[{text}]")
         if not is_plain:
-            walk.later(key, f"{path}#{text}")
-        walk.later(item, names[-1])
+            walk.visit_later(key, f"{path}#{text}")
+        walk.visit_later(item, names[-1])
     place = path.rstrip(".")
-    walk.note(f"{place}#keys", tuple(names))
+    walk.add_slot(f"{place}#keys", tuple(names))
     if isinstance(value, collections.OrderedDict) and len(value) > 1:  # has an order of its own
-        walk.probe(f"{place}#order", lambda: tuple(map(probes.key, value)))
+        walk.add_probe(f"{place}#order", lambda: tuple(map(probes.key, value)))
 
 
 def visit_list(walk: Walk, value: list[Any], path: str) -> None:
@@ -45,17 +45,17 @@ def visit_list(walk: Walk, value: list[Any], path: str) -> None:
 
 def visit_items(walk: Walk, value: Iterable[Any], path: str) -> None:
     items = list(value)
-    walk.note(f"{path}#len", len(items))
+    walk.add_slot(f"{path}#len", len(items))
     walk.pending.extend((item, f"{path}[{i}]") for i, item in enumerate(items))
 
 
 def visit_set(walk: Walk, value: Any, path: str) -> None:
-    walk.probe(f"{path}#items", lambda: frozenset(map(probes.key, value)))
+    walk.add_probe(f"{path}#items", lambda: frozenset(map(probes.key, value)))
     visit_held(walk, (item for item in value if type(item) not in probes.ATOMS), f"{path}#item")
 
 
 def visit_deque(walk: Walk, value: Any, path: str) -> None:
-    walk.probe(f"{path}#items", lambda: tuple(map(probes.key, value)))
+    walk.add_probe(f"{path}#items", lambda: tuple(map(probes.key, value)))
     walk.found.held.extend(value)
     visit_items(walk, value, path)
 
@@ -63,7 +63,7 @@ def visit_deque(walk: Walk, value: Any, path: str) -> None:
 def visit_held(walk: Walk, items: Iterable[Any], path: str) -> None:
     for item in items:
         walk.found.held.append(item)
-        walk.later(item, path)
+        walk.visit_later(item, path)
 
 
 def visit_proxy(walk: Walk, value: Any, path: str) -> None:

@@ -19,23 +19,23 @@ _LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurren
 
 
 def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
-    walk.note(path, Object(type(tensor), id(tensor)))
-    walk.note(f"{path}.requires_grad", tensor.requires_grad)
+    walk.add_slot(path, Object(type(tensor), id(tensor)))
+    walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
     if tensor.layout == torch.strided:
         layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        walk.note(f"{path}.layout", layout)
+        walk.add_slot(f"{path}.layout", layout)
     walk.found.tensors[path] = tensor
     hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
     walk.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
     if vars(tensor):
         visit_dict(walk, vars(tensor), f"{path}.", attributes=True)
     if probes.is_on_host(tensor):
-        walk.probe(f"{path}#values", functools.partial(probes.values_of, tensor))
+        walk.add_probe(f"{path}#values", functools.partial(probes.values_of, tensor))
 
 
 def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     type_ = type(value)
-    walk.note(f"{path}.__class__", Object(type, id(type_)))
+    walk.add_slot(f"{path}.__class__", Object(type, id(type_)))
     if hasattr(type_, "graphed_attributes"):  # a graphed callable inside of this one
         _visit_graphed(walk, value, path)
     if isinstance(value, torch.jit.ScriptModule):
@@ -43,8 +43,8 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if _is_left_alone(type_) and not isinstance(value, torch.nn.Module):
         flag = probes.flag_of(value)
         if flag is not None:
-            walk.probe(path, flag)
-        walk.note(path, Object(type_, id(value)))
+            walk.add_probe(path, flag)
+        walk.add_slot(path, Object(type_, id(value)))
         return
     if type_.__module__ != "builtins" and walk.is_new(type_):
         visit_class(walk, type_, type_.__name__)
@@ -57,21 +57,21 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     has_slots = _visit_slots(walk, value, path)
     probe = probes.probe_of(value)
     if probe is not None:
-        walk.probe(path, probe)
+        walk.add_probe(path, probe)
     visit_held(walk, probes.contents_of(value), path)
     if probe is None and is_opaque and not has_slots and not isinstance(attributes, dict):
         if hasattr(type_, "__next__"):
             raise Unseen(f"{path} is an iterator whose place cannot be seen")
-        walk.note(path, Object(type_, id(value)))
+        walk.add_slot(path, Object(type_, id(value)))
 
 
 def _visit_graphed(walk: Walk, value: Any, path: str) -> None:
     """What the program has stored in its attributes."""
     names = tuple(value.graphed_attributes())
-    walk.probe(f"{path}#attributes", value.graphed_attributes)
+    walk.add_probe(f"{path}#attributes", value.graphed_attributes)
     walk.found.dicts.append((vars(value), names, ()))
     walk.pending.extend((vars(value)[name], f"{path}.{name}") for name in names)
-    walk.later(value.__wrapped__, path)
+    walk.visit_later(value.__wrapped__, path)
 
 
 def _visit_attributes(walk: Walk, value: Any, attributes: dict[str, Any], path: str) -> None:
@@ -87,7 +87,7 @@ def _visit_attributes(walk: Walk, value: Any, attributes: dict[str, Any], path: 
 
 def _visit_script(walk: Walk, module: Any, path: str) -> None:
     """Its modes and tensors are not among its attributes."""
-    walk.probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
+    walk.add_probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
     tensors = [*module.named_parameters(), *module.named_buffers()]
     walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
 
@@ -102,7 +102,7 @@ def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
             if isinstance(member, types.MemberDescriptorType):
                 found = True
                 get = functools.partial(probes.slot_of, value, member)
-                walk.probe(f"{path}.{name}", functools.partial(probes.key_of, get))
+                walk.add_probe(f"{path}.{name}", functools.partial(probes.key_of, get))
                 visit_held(walk, [get()], f"{path}.{name}")
     return found
 

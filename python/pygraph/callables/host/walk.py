@@ -1,7 +1,4 @@
-"""The walk through what a callable can reach: what is still to be visited, and what was found.
-
-What is visited how: visit_containers.py, visit_code.py, visit_objects.py.
-"""
+"""The state of a walk (reachable.py): what is still to be visited, what was met, what was found."""
 
 from __future__ import annotations
 
@@ -26,28 +23,27 @@ class Object:
     id: int
 
 
-@dataclasses.dataclass
 class Reachable:
-    """See reachable.py. dicts: each with the keys that are watched, or None for all, and with keys that
-    are left out of all. held: what probes know by its identity, which must stay its own."""
+    """What a walk has found (reachable.py)."""
 
-    slots: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
-    probes: list[tuple[str, Callable[[], Any]]] = dataclasses.field(default_factory=list)
-    dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = dataclasses.field(
-        default_factory=list
-    )
-    lists: list[list[Any]] = dataclasses.field(default_factory=list)
-    cells: list[Any] = dataclasses.field(default_factory=list)
-    functions: list[types.FunctionType] = dataclasses.field(default_factory=list)
-    instances: list[Any] = dataclasses.field(default_factory=list)
-    classes: list[type] = dataclasses.field(default_factory=list)
-    tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    optimizers: dict[str, torch.optim.Optimizer] = dataclasses.field(default_factory=dict)
-    held: list[Any] = dataclasses.field(default_factory=list)
+    def __init__(self) -> None:
+        # By path: what is there, and functions that tell what is there.
+        self.slots: list[tuple[str, Any]] = []
+        self.probes: list[tuple[str, Callable[[], Any]]] = []
+        # Each with the keys that are watched, or None for all; and with keys that are left out of all.
+        self.dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = []
+        self.lists: list[list[Any]] = []
+        self.cells: list[Any] = []  # of closures
+        self.functions: list[types.FunctionType] = []
+        self.instances: list[Any] = []
+        self.classes: list[type] = []
+        self.tensors: dict[str, torch.Tensor] = {}  # by path
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
+        self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
 
 
 class Walk:
-    """Breadth first, so that paths are short."""
+    """Breadth first, so that paths are short. unwatched: see ``reachable_from``."""
 
     def __init__(self, unwatched: frozenset[tuple[int, str]]) -> None:
         self.found = Reachable()
@@ -56,11 +52,11 @@ class Walk:
         self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
         self._met: list[Any] = []  # holds them, so that identities stay theirs
 
-    def later(self, value: Any, path: str) -> None:
-        """It is visited after all that was met before."""
+    def visit_later(self, value: Any, path: str) -> None:
         self.pending.append((value, path))
 
     def is_new(self, value: Any) -> bool:
+        """Whether it is met for the first time."""
         if id(value) in self._numbers:
             return False
         self._numbers[id(value)] = len(self._met)
@@ -68,14 +64,14 @@ class Walk:
         return True
 
     def is_new_at(self, value: Any, path: str) -> bool:
-        """Notes where it was met, if it is not."""
+        """The same. Notes where it was met before."""
         if self.is_new(value):
             return True
-        self.note(path, ("met", self._numbers[id(value)]))
+        self.add_slot(path, ("met", self._numbers[id(value)]))
         return False
 
-    def note(self, path: str, what: Any) -> None:
+    def add_slot(self, path: str, what: Any) -> None:
         self.found.slots.append((path, what))
 
-    def probe(self, path: str, probe: Callable[[], Any]) -> None:
+    def add_probe(self, path: str, probe: Callable[[], Any]) -> None:
         self.found.probes.append((path, probe))
