@@ -46,7 +46,6 @@ class Rated:
 
     @property
     def is_float(self) -> bool:
-        """Whether the program still has a float there."""
         return isinstance(self.group["lr"], float)
 
     def is_same(self, other: Rated) -> bool:
@@ -107,7 +106,7 @@ class Rates:
         return list(self._tensors)
 
     def are_floats(self) -> bool:
-        """Whether the program still has floats there."""
+        """Whether the program has not put something else there."""
         return all(rated.is_float for rated in self._groups)
 
 

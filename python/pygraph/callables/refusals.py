@@ -1,4 +1,4 @@
-"""Why a callable cannot have a graph, found in one observed call."""
+"""Why a callable cannot have a graph, as far as an observed call shows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def of_memory(
     arguments: Arguments,
     device: torch.device,
 ) -> str:
-    """Of a call that was observed: what its memory and its gradients keep it from having a graph.
-    Empty if they do not. before: of no use afterwards."""
+    """Why there can be no graph, by the memory and the gradients that the call used; empty if there can
+    be one. before: of no use afterwards."""
     if _share_memory(arguments.tensors, list(seen.host.found.tensors.values())):
         return "an argument shares memory with what it reaches"
     if observer.backward_nodes and any(_has_gradient(t) for t in arguments.tensors):
@@ -58,7 +58,8 @@ def unfit_result(leaves: list[Any]) -> str:
 
 
 def own_result(result: Any, host: HostState) -> str:
-    """The same for a container that the callable reaches: a replay's would be another one."""
+    """The reason if a container of the result is one that the callable reaches, which a replay's is
+    not; empty if none is."""
     own = {id(d) for d, _, _ in host.found.dicts} | set(map(id, host.found.lists))
     pending = [result]
     while pending:

@@ -34,7 +34,6 @@ class RefusedCalls:
             self._tell(reason)
 
     def has(self, key: Hashable) -> bool:
-        """Whether a call with this key is refused."""
         found = self._kinds.get(key)
         if found is None:
             return False
@@ -54,7 +53,6 @@ class RefusedCalls:
             self._tell(reason)
 
     def stop_observing(self, reason: str) -> None:
-        """Calls are not observed any more."""
         if not self.why_not_observed:
             self.why_not_observed = reason
             self._tell(reason)

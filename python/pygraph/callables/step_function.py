@@ -50,7 +50,6 @@ class StepFunction:
         around: Surroundings,
         form: Form,
     ) -> None:
-        """form: of the result."""
         self._function = function
         self._around = around
         self._form = form
@@ -72,7 +71,6 @@ class StepFunction:
         return range(self._tensor_count, self._tensor_count + len(self._state_tensors))
 
     def inputs(self, arguments: Arguments) -> list[Any]:
-        """The inputs of a call."""
         return [*arguments.tensors, *self._state_tensors, *self._rest()]
 
     def _rest(self) -> list[torch.Tensor]:

@@ -84,7 +84,6 @@ class Placement:
         self._copied: list[tuple[fx.Node, fx.Node]] = []  # (CPU value, stand-in for its copy)
 
     def run(self) -> None:
-        """Rewrites the graph."""
         for node in list(self._graph.nodes):
             if node.op != "call_function" or not is_on_gpu(node):
                 continue

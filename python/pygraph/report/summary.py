@@ -44,7 +44,6 @@ class Tally:
         self._ended += [graph_row(info, entry) for entry in entries.copy().values()]
 
     def rows(self) -> list[GraphStats]:
-        """One per partition and signature."""
         return rows_of(runtime.members(self._alive)) + self._ended
 
 

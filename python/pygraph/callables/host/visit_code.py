@@ -35,7 +35,7 @@ _OF_PYTHON = frozenset(
 def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
     code = function.__code__
     walk.add_slot(path, Object(types.FunctionType, id(code)))
-    walk.is_new(code)  # held
+    walk.is_new(code)  # which holds it
     walk.found.functions.append(function)
     is_library = is_library_file(code.co_filename)
     if function is os.getenv:

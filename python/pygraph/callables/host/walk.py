@@ -64,7 +64,7 @@ class Walk:
         return True
 
     def is_new_at(self, value: Any, path: str) -> bool:
-        """The same. Notes where it was met before."""
+        """As ``is_new``. If it was met before, adds a slot that says where."""
         if self.is_new(value):
             return True
         self.add_slot(path, ("met", self._numbers[id(value)]))
