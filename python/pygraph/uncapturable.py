@@ -99,6 +99,7 @@ class Compilation:
                 self.has_guard = True
 
     def add(self, partition: AnyPartition) -> None:
+        """One of its partitions."""
         self._partitions.add(partition)
 
     def note_uncapturable(self, operator: str, reason: str) -> bool:

@@ -1,9 +1,9 @@
 """``pygraph.graph``: a graph of any callable.
 
 A call is served by the *variant* (variant.py) for what is passed and for what the callable can read on
-the host. A call that no variant fits is observed, as the first one of another variant. If that happens
-again and again, because something that the callable reads is different each time, calls are no more
-observed, and the reason tells what it is.
+the host. A call that no variant fits is observed, as the first one of another variant. If eight calls
+in a row fit none, because something that the callable reads is different each time, calls are not
+observed any more, and the reason says what differs.
 
 Threads: a call is made inside of ``runtime.drawing()``, so that none is under way while memory is
 exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
@@ -245,11 +245,11 @@ class Graphed:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether calls have been refused, or are no more observed."""
+        """Whether calls have been refused, or are not observed any more."""
         return bool(self._refused.why_not_observed or self._refused)
 
     def give_up(self, reason: str) -> None:
-        """Calls are no more observed. Graphs that there are stay in use."""
+        """Calls are not observed any more. Graphs that there are stay in use."""
         with self._lock:
             self._refused.stop_observing(reason)
 

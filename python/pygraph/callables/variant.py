@@ -36,9 +36,7 @@ _COMPARED_CALLS = 2  # after the verification: with it, three in a row
 class Variant:
     """Not thread-safe: its callable's lock is held while it is observed."""
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], options: Options, adapts: bool = False
-    ) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], options: Options, adapts: bool) -> None:
         """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference."""
         self.name = name
         self.refusal = ""
@@ -221,7 +219,7 @@ def _hooks_are_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def host_state(roots: dict[str, Any], adapts: bool = False) -> HostState:
+def host_state(roots: dict[str, Any], adapts: bool) -> HostState:
     """The host's state, without the learning rates that graphs follow."""
     state = HostState(roots)
     groups = followed(state.found.optimizers.values(), adapts)

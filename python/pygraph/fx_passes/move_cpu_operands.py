@@ -67,11 +67,7 @@ class Placement:
     """
 
     def __init__(
-        self,
-        graph: fx.Graph,
-        gpu: torch.device,
-        enabled: frozenset[str],
-        may_hold_constants: bool = True,
+        self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str], may_hold_constants: bool
     ) -> None:
         self.applied: list[Applied] = []
         self._graph = graph
