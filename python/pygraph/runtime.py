@@ -61,7 +61,7 @@ class RecordLock:
         return self._owner == threading.get_ident()
 
     def forget_other_threads(self) -> None:
-        """In a forked process: another thread's lock, which nobody would release, is free."""
+        """Frees the lock in a forked process if another thread held it, which does not exist there."""
         if not self.is_held_here():
             self.__init__()  # type: ignore[misc]
 
@@ -110,12 +110,12 @@ def unavailable_reason() -> str | None:
 
 @functools.cache
 def notice_once(text: str) -> None:
-    """Says something to the user, once per process."""
+    """Logs a warning once per process."""
     log.warning(text)
 
 
 def all_partitions() -> list[AnyPartition]:
-    """Those that are alive. Thread-safe."""
+    """The partitions that are alive. Thread-safe."""
     return members(partitions)
 
 
@@ -127,8 +127,8 @@ def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
 
 
 def release_workspaces() -> None:
-    """Releases what graphs keep of internal memory between replays; the next replay of each asks for
-    it again. Thread-safe. Never raises."""
+    """Releases the workspace of every graph; the next replay of each allocates it again. Thread-safe.
+    Never raises."""
     with harmless("releasing graphs' memory"):
         for partition in all_partitions():
             for entry in list(partition.entries.values()):
@@ -137,19 +137,22 @@ def release_workspaces() -> None:
 
 
 def note(level: int, text: str, *values: object) -> None:
-    """Logs something in the middle of a call, which a handler of the user's must not end."""
+    """Logs a message in the middle of a call. Ignores exceptions of the user's log handlers."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values)
 
 
 def first_line(error: object) -> str:
-    """Of an error's message, or of another text; empty if it has none."""
+    """The first line of an error's message, or of another text; empty if there is none."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 @contextlib.contextmanager
 def harmless(doing: str) -> Iterator[None]:
-    """Logs and drops errors of work that a call can do without, such as making later calls cheaper."""
+    """Logs and drops errors of optional work in a call, such as making later calls cheaper.
+
+    doing: names the work in the log.
+    """
     try:
         yield
     except Exception as error:
@@ -161,7 +164,7 @@ _compared = threading.local()  # `is_call`: the thread makes a call whose output
 
 @contextlib.contextmanager
 def comparing() -> Iterator[None]:
-    """Around an uncaptured call whose outputs are compared with a replay's."""
+    """A context for an uncaptured call whose outputs are compared with a replay's."""
     _compared.is_call = True
     try:
         yield
@@ -170,19 +173,20 @@ def comparing() -> Iterator[None]:
 
 
 def is_compared() -> bool:
-    """Whether this thread makes such a call: its outputs must be complete. (The outputs of others go to
-    the caller alone.)"""
+    """Whether this thread is in :func:`comparing`, so that all outputs of the call must be complete.
+    (Otherwise the outputs go to the caller alone.)"""
     return getattr(_compared, "is_call", False)
 
 
 class OthersDraw(RuntimeError):
-    """Other threads run functions that may draw random numbers, for long. Later there may be none."""
+    """Other threads have been running functions that may draw random numbers for too long to be waited
+    for. A later call may be recorded."""
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """For uncaptured runs of functions that may draw random numbers. Waits while another thread
-    captures.
+    """A context for uncaptured runs of functions that may draw random numbers. Entering it waits while
+    another thread captures.
 
     A thread that is part of a capture does not wait, because the capture may be waiting for it.
     """
@@ -210,9 +214,9 @@ def _is_part_of_a_capture() -> bool:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """For captures, of which there is one at a time: no other thread is in ``drawing()``.
+    """A context for captures. One thread at a time is in it, and no other thread is in :func:`drawing`.
 
-    Raises OthersDraw where one stays there.
+    Raises OthersDraw if a thread stays in :func:`drawing` for more than a second.
     """
     undo: Undo = []
     try:
@@ -223,7 +227,7 @@ def capturing() -> Iterator[None]:
 
 
 def begin_capturing(undo: Undo) -> None:
-    """As ``capturing``, until the steps are made that it adds to ``undo``."""
+    """Enters :func:`capturing`. Adds to ``undo`` the steps that leave it."""
     if _is_owned(_locks_lock):
         return  # inside of a capture of this thread
     end = time.monotonic() + _LONGEST_DRAWING
@@ -246,7 +250,7 @@ def _is_owned(lock: Any) -> bool:
 
 
 def drawing_lock() -> Any:
-    """The thread's, which it holds while it is in ``drawing()``."""
+    """This thread's lock, which it holds while it is in :func:`drawing`."""
     lock = getattr(_own, "lock", None)
     if lock is None:
         lock = threading.RLock()
@@ -269,8 +273,8 @@ _pauses_lock = threading.Lock()
 
 
 def _try_to_pause(pause: Callable[[bool], None]) -> bool:
-    """Counts a context; False while another thread records. (Nobody waits for that with the lock of the
-    count, which the function that is being recorded may want.)"""
+    """Enters a context of :func:`uncaptured`. Returns False while another thread records. (It does not
+    wait with the lock of the count held, which the function that is being recorded may need.)"""
     global _pauses, _pauses_hold_lock
     with _pauses_lock:
         if _pauses == 0:
@@ -286,10 +290,11 @@ def _try_to_pause(pause: Callable[[bool], None]) -> bool:
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """No call that begins inside the context is replayed, in any thread, and no graph is recorded.
+    """While any thread is in this context, no call that begins is replayed, in any thread, and no graph
+    is recorded.
 
-    May be entered several times, also by several threads. Waits for another thread's recording that is
-    under way. Thread-safe.
+    Contexts may be nested, and several threads may be in one. Entering waits until no other thread
+    records. Thread-safe.
     """
     global _pauses
     try:
@@ -311,8 +316,8 @@ def uncaptured() -> Iterator[None]:
 
 
 def _forget_other_threads() -> None:
-    """A forked process has one thread. Locks that others held would stay locked, and who waits for one
-    would wait for ever."""
+    """Replaces locks in a forked process, where other threads do not exist: a lock that one of them
+    held would never be released."""
     global _locks_lock, _pauses_lock
     record_lock.forget_other_threads()
     _pauses_lock = threading.Lock()  # never held by a thread that forks

@@ -1,4 +1,4 @@
-"""What became of each graph of the process."""
+"""``pygraph.stats()``: one row for each graph of the process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def stats() -> list[GraphStats]:
 
 
 def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
-    """What became of one signature of a partition."""
+    """The row of one signature of a partition."""
     # Read once each: other threads may drop a graph or a decision meanwhile.
     graph, decision, audits = entry.graph, entry.selection.decision, entry.audits
     row = GraphStats(
