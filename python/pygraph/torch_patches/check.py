@@ -20,12 +20,13 @@ from pygraph.torch_patches.table import PATCHES, RELEASES, REQUIRED, Patch
 
 
 def nearest_release(patch: Patch) -> str:
-    """The installed release if the patch is known to fit it, else the newest that it does fit."""
+    """The installed release if the patch fits it, else the newest release that it fits."""
     return sources.release() if sources.release() in patch.releases else patch.releases[-1]
 
 
 def check(patch: Patch) -> bool:
-    """Prints how the installed PyTorch compares; whether that is as the table has it."""
+    """Prints how the installed PyTorch differs from the table. Returns True if the patch matches the
+    installed release, or is left off there."""
     if sources.release() in patch.left_off:
         print(f"{patch.name:<18} left off: {sources.why_not(patch)}")
         return True
@@ -41,7 +42,7 @@ def check(patch: Patch) -> bool:
 
 
 def print_digests() -> None:
-    """Of what has changed since the newest release that is known."""
+    """Prints digests that have changed since the newest known release."""
     for name in DIGESTS:
         actual = sources.digest(name)
         if actual != sources.known_digest(name, sources.release()):
