@@ -68,7 +68,8 @@ def add_guard(output: Any, state: Any, attribute: str) -> None:
 
 
 def allows_recompilation(function: types.CodeType, left: int) -> bool:
-    """Whether Dynamo may compile a function again now, and at least ``left`` more times after that."""
+    """Whether recompilation is allowed now, and Dynamo's limit leaves at least ``left`` more
+    compilations of the function."""
     if config.error_on_recompile or eval_frame._stance.stance != "default":
         return False
     compiled = eval_frame._debug_get_cache_entry_list(function)

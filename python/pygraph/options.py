@@ -21,7 +21,8 @@ OPTIMIZERS = ("auto", "off")
 
 
 def _default_selection() -> str:
-    """Raises ValueError where PYGRAPH_SELECT is something else."""
+    """The default of ``select``. Raises ValueError if PYGRAPH_SELECT has another value than the allowed
+    ones."""
     return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
 
 
@@ -75,7 +76,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class BackendConfig:
-    """What one ``torch.compile`` call asked for."""
+    """The options of one ``torch.compile`` call."""
 
     own: Options
     inductor: dict[str, Any]  # patches of torch._inductor.config

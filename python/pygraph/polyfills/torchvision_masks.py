@@ -73,7 +73,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Te
 
 
 def can_paste(masks: Tensor, boxes: Tensor) -> bool:
-    """Whether the arguments are such as torchvision's own models have."""
+    """Whether the arguments have the shapes and types of torchvision's own models."""
     return (
         masks.is_cuda
         and boxes.device == masks.device
@@ -85,7 +85,7 @@ def can_paste(masks: Tensor, boxes: Tensor) -> bool:
 
 
 def sources_of(roi_heads: types.ModuleType) -> tuple[Callable[..., Tensor], ...]:
-    """The functions of torchvision that are replaced. What they do must be what is done here."""
+    """The functions of torchvision that are replaced. They must compute what is computed here."""
     return (
         roi_heads.paste_masks_in_image,
         roi_heads.paste_mask_in_image,

@@ -68,13 +68,14 @@ def can_pool(features: list[Tensor], boxes: list[Tensor]) -> bool:
 
 
 def pays(features: list[Tensor], boxes: list[Tensor], output_size: tuple[int, int]) -> bool:
-    """Whether this is the faster way, on a GPU."""
+    """Whether this is the faster way on a GPU."""
     elements = sum(len(b) for b in boxes) * features[0].shape[1] * math.prod(output_size)
     return len(features) > 1 and elements <= _LARGEST and not torch.is_grad_enabled()
 
 
 def sources_of(poolers: types.ModuleType) -> tuple[Callable[..., Any], ...]:
-    """The functions of torchvision that are replaced, and what the kernel is asked for."""
+    """The functions of torchvision that are replaced, and those whose behaviour the kernel relies
+    on."""
     return (poolers._multiscale_roi_align, poolers.roi_align)
 
 

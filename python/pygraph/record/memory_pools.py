@@ -22,7 +22,7 @@ _waiting: list[tuple[int, int]] = []  # the released ones that still have memory
 
 
 def make() -> torch.cuda.MemPool:
-    """A pool for one recording, on the current device."""
+    """Makes a pool for one recording, on the current device."""
     pool = torch.cuda.MemPool(_allocator())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     _devices[pool.id] = torch.cuda.current_device()
@@ -30,21 +30,23 @@ def make() -> torch.cuda.MemPool:
 
 
 def release(pool: torch.cuda.MemPool) -> None:
-    """To be called when nothing allocates from the pool or holds memory of it."""
+    """Marks a pool as released, when nothing allocates from it or holds memory of it."""
     torch._C._cuda_releasePool(_devices.pop(pool.id), pool.id)
     _waiting.append(pool.id)
 
 
 def free() -> None:
-    """Releases the memory of released pools, if no thread uses a pool now."""
+    """Frees the memory of released pools, unless a thread is using a pool now."""
     while _waiting and runtime.engine().free_pool(*_waiting[-1]):
         _waiting.pop()
 
 
 def _allocator() -> Any:
-    """The allocator of bindings/record/allocation_log.h. One object per recording: PyTorch's wrapper
-    stores allocations by address, and another recording may use the same addresses before this one's
-    are released."""
+    """The allocator of bindings/record/allocation_log.h, one object per recording.
+
+    PyTorch's wrapper stores allocations by address, and another recording may use the same addresses
+    before those of this one are released.
+    """
     library = runtime.engine().__file__
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library, "pygraph_record_allocate", "pygraph_record_free"
