@@ -1,8 +1,7 @@
 """Properties of a CPU value: is it a constant, is it exact on every device, how expensive is it?
 
 *Exact* operations give the same bits on every device: views, selections, integer and boolean
-    arithmetic. Floating-point arithmetic is not exact, because a GPU compiler may fuse a product and a
-    sum.
+arithmetic. Floating-point arithmetic is not exact, because a GPU compiler may fuse a product and a sum.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def disturb(seconds: float) -> None:
     """Makes another stream compute for about ``seconds`` (at most 0.1). Takes 64 MiB meanwhile.
 
     Other kernels then get multiprocessors at other times and in another order, and so do their atomic
-        additions. The load is elementwise: a product of matrices would do as well, but would leave
-        cuBLAS loaded (some 70 MiB) in programs that never use it.
+    additions. The load is elementwise: a product of matrices would do as well, but would leave cuBLAS
+    loaded (some 70 MiB) in programs that never use it.
     """
     # Memory of the current stream, which others can use again afterwards.
     a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))

@@ -19,9 +19,9 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Reports how much of ``model(*args, **kwargs)`` runs in graphs, and why the rest does not.
 
     On a GPU the model is compiled again and called until its graphs are selected, at most 100 times, so
-        a model whose calls change it is changed. With gradients enabled, the backward of its results is
-        included, and ``.grad`` stays as it is. Without a GPU the forward is traced on fake tensors:
-        nothing runs, and counts are estimates.
+    a model whose calls change it is changed. With gradients enabled, the backward of its results is
+    included, and ``.grad`` stays as it is. Without a GPU the forward is traced on fake tensors: nothing
+    runs, and counts are estimates.
 
     For the result of :func:`pygraph.graph`, such as a training step, new graphs of the function are
     made in the same way. Afterwards tensors, gradients, attributes, containers and random numbers are

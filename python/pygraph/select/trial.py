@@ -1,8 +1,8 @@
 """A trial: finds the faster variant on the program's own calls.
 
 A verified graph is on trial first: the next calls of its signature run uncaptured and replayed,
-    alternately. These are the trial's *variants*. Each such call starts on an idle stream, in one of
-    two ways:
+alternately. These are the trial's *variants*. Each such call starts on an idle stream, in one of two
+ways:
 
     alone    gives the latency: from the call to the end of its last kernel
     behind   a sleeping kernel keeps the GPU busy until everything is issued; gives the GPU's own time,
