@@ -1,9 +1,9 @@
-"""``pygraph.check``: a step by its graph and uncaptured, from one state of the program, compared.
+"""``pygraph.check``: compares a step with its graph and without it, from one state of the program.
 
-The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
-differences show what is left to chance, and one with a graph that is made for it. What is put back:
-tensors that can be reached from the step, their gradients, attributes, dictionaries, lists, closures,
-and random numbers. What a step prints or writes to files happens three times.
+Three series of steps are made: two uncaptured ones, whose differences show the nondeterminism of the
+step itself, and one with a graph that is made for the check. After each series the program is put back:
+tensors that the step can reach, their gradients, attributes, dictionaries, lists, closures, and random
+numbers. What a step prints or writes to files happens in each series.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _LEAST_STEPS = 12  # after which a graph has been replayed several times
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The largest absolute differences of one result or tensor: between the graph's series and an
-    uncaptured one, and between the two uncaptured ones."""
+    """The largest absolute differences of one result or tensor.
+
+    path: of the tensor, or the number of the result and the step.
+    graphed: between the graph's series and the first uncaptured one.
+    uncaptured: between the two uncaptured series.
+    """
 
     path: str
     graphed: float
@@ -35,8 +39,14 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """steps: in each series. replays: of graphs in the third. reasons: why calls had no graph.
-    differences: of what differs in any pair of series, the largest first."""
+    """The result of :func:`check`. Prints as text.
+
+    steps: number of steps in each series.
+    replays: replays in the series with a graph.
+    reasons: why calls had no graph.
+    differences: results and tensors in which another series differs from the first one, the largest
+        difference of the graph's series first.
+    """
 
     steps: int
     replays: int
@@ -45,7 +55,8 @@ class Check:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the graph's series has the bits of an uncaptured one."""
+        """Whether the graph's series has the values of the first uncaptured one. 0.0 equals -0.0, and
+        NaN equals NaN."""
         return all(difference.graphed == 0 for difference in self.differences)
 
     def __str__(self) -> str:
@@ -59,11 +70,14 @@ class Check:
 
 
 def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
-    """Compares series of steps with and without a graph; see the module.
+    """Compares series of steps with and without a graph, and puts the program back.
 
-    step: a callable, or the result of :func:`pygraph.graph`. batches: the arguments of each call, a
-    tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
-    thread-safe: nothing else may use the step's tensors meanwhile.
+    step: a callable, or the result of :func:`pygraph.graph`.
+    batches: the arguments of each call, a tuple or one object. They are repeated if there are fewer
+        than 12.
+
+    Raises ValueError if there are no batches, and what the step raises. Not thread-safe: nothing else
+    may use the step's tensors meanwhile. Needs memory for a copy of everything that the step can reach.
     """
     function = step.__wrapped__ if isinstance(step, Graphed) else step
     calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
