@@ -3,10 +3,10 @@
 // (Node::has_known_accesses; src/branches.h).
 //
 // Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
-// interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
-// Memory that is allocated meanwhile, and libraries' scratch memory, counts as written too. Other
-// addresses among the kernels' parameters are leftovers: large structs are launched with whatever
-// their padding held.
+// interface). For the operators listed in declared_access.cc, the schema says which arguments are
+// written. Memory that is allocated meanwhile, and libraries' scratch memory, counts as written
+// too. Other addresses among the kernels' parameters are leftovers: large structs are launched with
+// whatever their padding held.
 //
 // Inductor's Triton kernels: the compiler states for each parameter whether it is only read.
 #pragma once

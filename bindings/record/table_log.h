@@ -1,4 +1,4 @@
-// Which operators copy tables from the host that depend on nothing but sizes, and what they copied
+// The tables that trusted operators copy from the host: those that depend on sizes alone
 // (host_tables.h).
 #pragma once
 

@@ -1,8 +1,8 @@
 // The callable that replaces a partition's function in a compiled program.
 //
 // Called with one argument list, as Inductor calls its partitions. If a captured graph matches, the
-// call is a replay: no Python runs between the list coming in and the outputs going out. Otherwise
-// a Python function decides (run uncaptured, or record).
+// call is a replay, in which no Python runs. Otherwise a Python function (Partition._miss) decides
+// whether to run uncaptured or to record.
 #pragma once
 
 #include <Python.h>
