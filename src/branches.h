@@ -32,7 +32,7 @@
 namespace pygraph {
 
 struct Branches {
-  std::vector<Edge> edges;  // of the whole recording: those inside of child graphs as they were
+  std::vector<Edge> edges;  // of the whole recording: those inside child graphs as they were
   ExecutionOrder order;
   uint32_t lanes = 1;  // used
 };

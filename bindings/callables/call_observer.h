@@ -85,7 +85,7 @@ class CallObserver {
   bool is_observing_ = true;
   std::shared_ptr<FreshMemory> fresh_;
   std::optional<c10::DebugInfoGuard> guard_;
-  int depth_ = 0;               // of operators inside of each other
+  int depth_ = 0;               // of operators inside each other
   bool is_inside_own_ = false;  // whether the outermost one is PyTorch's own
   std::string unknown_;
   at::CallbackHandle handle_;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-_SHARE = 4  # one part in so many, of what is left, for each of a node's ranks
+_SHARE = 4  # the inverse of the share of the free memory for each of a node's ranks
 _UNKNOWN = 1 << 62
 
 

@@ -10,7 +10,7 @@ order of PyTorch's decomposition, which Inductor compiles:
     row      = left + (right - left) * fraction(source_x)        for the rows above and below
     value    = above + (below - above) * fraction(source_y)
 
-A box that lies outside of the image, with which torchvision's slices may raise, gives zeros.
+A box that lies outside the image, with which torchvision's slices may raise, gives zeros.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _axis(start: Tensor, end: Tensor, image_size: int, mask_size: int) -> _Axis:
 def paste_masks(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
     """masks: (objects, 1, size, size); boxes: int64, (objects, 4), x and y of the first and last pixel.
 
-    Returns (objects, 1, height, width), zero outside of the boxes.
+    Returns (objects, 1, height, width), zero outside the boxes.
     """
     height, width = image_size
     y = _axis(boxes[:, 1], boxes[:, 3], height, masks.shape[-2])

@@ -2,7 +2,7 @@
 
 torchvision finds out, level by level, which boxes are pooled from it: a read of the GPU's memory, and
 kernels that Dynamo cannot compile, because it leaves a loop with a break in it alone. Here each level
-pools all boxes, but those of other levels lie far outside of the image, where the kernel reads nothing
+pools all boxes, but those of other levels lie far outside the image, where the kernel reads nothing
 and returns zeros; then every box takes the result of its own level. Same kernel, same boxes: same bits.
 
 It costs a write and a read of the result per further level. So it is for results up to a size where

@@ -2,7 +2,7 @@
 
 Kernels that run at the same time fill a GPU that one of them leaves half empty. If each kernel fills it
 alone, branches gain nothing, and each wait across branches costs time. So both layouts of a new graph
-are replayed by turns, on copies of a call's inputs (see rehearsal.py), and branches are used if they
+are replayed alternately, on copies of a call's inputs (see rehearsal.py), and branches are used if they
 are faster.
 """
 
