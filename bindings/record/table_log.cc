@@ -27,7 +27,7 @@ bool is_listed(std::string_view name) {
 }  // namespace
 
 // Below a mode or a subclass of Python's, PyTorch reports "PythonDispatchMode" or "PythonSubclass":
-// then the program's code runs inside the operator, and may copy what it likes.
+// then the program's code runs inside of the operator, and may copy what it likes.
 void TableLog::enter(std::string_view name) {
   if (depth_ > 0 && !name.starts_with("aten::")) is_trusted_ = false;
   if (!is_listed(name) || depth_++ > 0) return;

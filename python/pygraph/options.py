@@ -21,8 +21,7 @@ OPTIMIZERS = ("auto", "off")
 
 
 def _default_selection() -> str:
-    """The default of ``select``. Raises ValueError if PYGRAPH_SELECT has another value than the allowed
-    ones."""
+    """Raises ValueError where PYGRAPH_SELECT is something else."""
     return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
 
 

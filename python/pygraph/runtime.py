@@ -61,7 +61,7 @@ class RecordLock:
         return self._owner == threading.get_ident()
 
     def forget_other_threads(self) -> None:
-        """Frees the lock in a forked process if another thread held it, which does not exist there."""
+        """In a forked process: another thread's lock, which nobody would release, is free."""
         if not self.is_held_here():
             self.__init__()  # type: ignore[misc]
 
@@ -164,7 +164,7 @@ _compared = threading.local()  # `is_call`: the thread makes a call whose output
 
 @contextlib.contextmanager
 def comparing() -> Iterator[None]:
-    """A context for an uncaptured call whose outputs are compared with a replay's."""
+    """Around an uncaptured call whose outputs are compared with a replay's."""
     _compared.is_call = True
     try:
         yield
@@ -173,8 +173,8 @@ def comparing() -> Iterator[None]:
 
 
 def is_compared() -> bool:
-    """Whether this thread is in :func:`comparing`, so that all outputs of the call must be complete.
-    (Otherwise the outputs go to the caller alone.)"""
+    """Whether this thread makes such a call: its outputs must be complete. (The outputs of others go to
+    the caller alone.)"""
     return getattr(_compared, "is_call", False)
 
 
@@ -185,8 +185,8 @@ class OthersDraw(RuntimeError):
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """A context for uncaptured runs of functions that may draw random numbers. Entering it waits while
-    another thread captures.
+    """For uncaptured runs of functions that may draw random numbers. Waits while another thread
+    captures.
 
     A thread that is part of a capture does not wait, because the capture may be waiting for it.
     """
@@ -214,9 +214,9 @@ def _is_part_of_a_capture() -> bool:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """A context for captures. One thread at a time is in it, and no other thread is in :func:`drawing`.
+    """For captures, of which there is one at a time: no other thread is in ``drawing()``.
 
-    Raises OthersDraw if a thread stays in :func:`drawing` for more than a second.
+    Raises OthersDraw where one stays there.
     """
     undo: Undo = []
     try:
@@ -227,7 +227,7 @@ def capturing() -> Iterator[None]:
 
 
 def begin_capturing(undo: Undo) -> None:
-    """Enters :func:`capturing`. Adds to ``undo`` the steps that leave it."""
+    """As ``capturing``, until the steps are made that it adds to ``undo``."""
     if _is_owned(_locks_lock):
         return  # inside of a capture of this thread
     end = time.monotonic() + _LONGEST_DRAWING
@@ -250,7 +250,7 @@ def _is_owned(lock: Any) -> bool:
 
 
 def drawing_lock() -> Any:
-    """This thread's lock, which it holds while it is in :func:`drawing`."""
+    """The thread's, which it holds while it is in ``drawing()``."""
     lock = getattr(_own, "lock", None)
     if lock is None:
         lock = threading.RLock()
@@ -273,8 +273,8 @@ _pauses_lock = threading.Lock()
 
 
 def _try_to_pause(pause: Callable[[bool], None]) -> bool:
-    """Enters a context of :func:`uncaptured`. Returns False while another thread records. (It does not
-    wait with the lock of the count held, which the function that is being recorded may need.)"""
+    """Counts a context; False while another thread records. (Nobody waits for that with the lock of the
+    count, which the function that is being recorded may want.)"""
     global _pauses, _pauses_hold_lock
     with _pauses_lock:
         if _pauses == 0:

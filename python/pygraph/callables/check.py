@@ -1,9 +1,9 @@
-"""``pygraph.check``: compares a step with its graph and without it, from one state of the program.
+"""``pygraph.check``: a step by its graph and uncaptured, from one state of the program, compared.
 
-Three series of steps are made: two uncaptured ones, whose differences show the nondeterminism of the
-step itself, and one with a graph that is made for the check. After each series the program is put back:
-tensors that the step can reach, their gradients, attributes, dictionaries, lists, closures, and random
-numbers. What a step prints or writes to files happens in each series.
+The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
+differences show what is left to chance, and one with a graph that is made for it. What is put back:
+tensors that can be reached from the step, their gradients, attributes, dictionaries, lists, closures,
+and random numbers. What a step prints or writes to files happens three times.
 """
 
 from __future__ import annotations
@@ -70,14 +70,11 @@ class Check:
 
 
 def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
-    """Compares series of steps with and without a graph, and puts the program back.
+    """Compares series of steps with and without a graph; see the module.
 
-    step: a callable, or the result of :func:`pygraph.graph`.
-    batches: the arguments of each call, a tuple or one object. They are repeated if there are fewer
-        than 12.
-
-    Raises ValueError if there are no batches, and what the step raises. Not thread-safe: nothing else
-    may use the step's tensors meanwhile. Needs memory for a copy of everything that the step can reach.
+    step: a callable, or the result of :func:`pygraph.graph`. batches: the arguments of each call, a
+    tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
+    thread-safe: nothing else may use the step's tensors meanwhile.
     """
     function = step.__wrapped__ if isinstance(step, Graphed) else step
     calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]

@@ -211,7 +211,7 @@ def _compile_with_graphs(
 def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
-    """Gives the steps of the program's optimizers graphs, if its options ask for that."""
+    """Lets the steps of the program's optimizers have graphs, if it asks for them."""
     name = "optimizer_steps"
     is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
     if is_wanted and not torch_patches.provide(name):
@@ -220,7 +220,7 @@ def _note_training(
 
 
 def _loads_for_us(config: BackendConfig) -> bool:
-    """Whether the program asks for warm starts, and the patch for them is in place."""
+    """Whether the patch with which AOTAutograd's cache serves PyGraph is asked for, and in place."""
     name = "warm_start"
     return name in config.own.patches and not torch_patches.provide(name)
 

@@ -74,8 +74,8 @@ def _room() -> float:
 
 @contextlib.contextmanager
 def unlimited() -> Iterator[None]:
-    """A context without the process's memory limit on the current device, because PyTorch's allocator
-    counts stand-ins as memory. (Allocations of other threads are not limited meanwhile.)"""
+    """Lifts the process's memory limit on the current device for stand-ins, which PyTorch's allocator
+    counts as memory. (Allocations of other threads are not limited meanwhile.)"""
     fraction = torch.cuda.get_per_process_memory_fraction()
     if fraction == 1.0:
         yield

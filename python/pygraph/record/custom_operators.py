@@ -22,7 +22,7 @@ _changed: list[torch._ops.OpOverload] = []
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """A context in which PyTorch reports all operators. Thread-safe; contexts may overlap."""
+    """In this context PyTorch reports all operators. Thread-safe; contexts may overlap."""
     global _recordings
     with _lock:
         _recordings += 1

@@ -30,13 +30,13 @@ def make() -> torch.cuda.MemPool:
 
 
 def release(pool: torch.cuda.MemPool) -> None:
-    """Marks a pool as released, when nothing allocates from it or holds memory of it."""
+    """To be called when nothing allocates from the pool or holds memory of it."""
     torch._C._cuda_releasePool(_devices.pop(pool.id), pool.id)
     _waiting.append(pool.id)
 
 
 def free() -> None:
-    """Frees the memory of released pools, unless a thread is using a pool now."""
+    """Releases the memory of released pools, if no thread uses a pool now."""
     while _waiting and runtime.engine().free_pool(*_waiting[-1]):
         _waiting.pop()
 

@@ -189,7 +189,7 @@ def make_handles() -> None:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """A context in which PyTorch does not empty its cache, and Python runs no finalizers."""
+    """Keeps PyTorch from emptying its cache, and Python from running finalizers, while capturing."""
     empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
     collects = gc.isenabled()
     torch._C._cudnn_set_conv_benchmark_empty_cache(False)

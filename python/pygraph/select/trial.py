@@ -109,8 +109,7 @@ class Trial:
         return self._without_room >= _MOST_WITHOUT_ROOM
 
     def add(self, sample: Sample) -> Decision | None:
-        """Adds the sample of the call that ``variant`` and ``sleep`` described. Returns the decision,
-        or None if more calls are needed."""
+        """Adds the sample of the call that ``variant`` and ``sleep`` described."""
         name = self._left.pop(0)
         if name in self._warm:
             self._samples[name].append(sample)

@@ -20,7 +20,7 @@ from pygraph.torch_patches.table import PATCHES, RELEASES, REQUIRED, Patch
 
 
 def nearest_release(patch: Patch) -> str:
-    """The installed release if the patch fits it, else the newest release that it fits."""
+    """The installed release if the patch is known to fit it, else the newest that it does fit."""
     return sources.release() if sources.release() in patch.releases else patch.releases[-1]
 
 
