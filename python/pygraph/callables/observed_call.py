@@ -107,6 +107,7 @@ def observed_call(
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
+    histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
     result, output, observer = undoing(body)
     if missed:
@@ -136,6 +137,8 @@ def observed_call(
             seen.refusal = unfit_result(results)
         elif _returns_its_own(result, seen.host):
             seen.refusal = "it returns a list or a dictionary that it keeps; return a copy"
+        elif path := _has_new_history(seen.host, histories, nodes):
+            seen.refusal = f"it leaves {path} with a history in autograd; write to it detached values"
         elif _versions(arguments) != versions:
             seen.refusal = "it writes to an argument that requires a gradient"
     except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
@@ -209,6 +212,18 @@ def _not_differentiable(seen: Observation, before: HostState, observer: Any) -> 
     for path, tensor in before.found.tensors.items():
         if tensor.grad_fn is not None and observer.has_used(tensor):
             return f"it uses {path}, which has a history of its own in autograd; pass it as an argument"
+    return ""
+
+
+def _has_new_history(host: HostState, histories: dict[int, Any], nodes: set[int]) -> str:
+    """The path of a tensor through which gradients flow to what the call used; empty if there is none.
+    histories: of tensors before the call. nodes: whose backward was run in it."""
+    for path, tensor in host.found.tensors.items():
+        history = tensor.grad_fn
+        if history is None or history is histories.get(id(tensor)):
+            continue
+        if history._sequence_nr() not in nodes:
+            return path
     return ""
 
 

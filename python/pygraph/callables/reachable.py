@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pygraph.callables import probes
 from pygraph.callables.user_code import (
@@ -52,6 +53,8 @@ _CODE = (types.FunctionType, types.ModuleType, type)
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
 _LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurrent", "pygraph")
+# Of all optimizers (register_optimizer_step_pre_hook).
+_HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 # Of modules: the names of buffers that are not saved, which no forward reads.
 _UNREAD = ("_non_persistent_buffers_set",)
 # Of classes: what Python itself puts there, in part when it is asked for.
@@ -102,6 +105,7 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
     walk = _Walk(frozenset(unwatched))
     walk.pending.extend((root, name) for name, root in roots.items())
     walk.pending.append((torch.Tensor, "torch.Tensor"))  # whose methods the program may replace
+    walk.visit_switch(torch.backends.mha, "_is_fastpath_enabled")
     walk.run()
     return walk.found
 
@@ -122,6 +126,10 @@ class _Walk:
             self._visit(value, path)
             if len(self.found.slots) > _MOST_PLACES:
                 raise Unseen(f"it reaches more than {_MOST_PLACES} objects")
+
+    def visit_switch(self, module: types.ModuleType, name: str) -> None:
+        """A value that functions of a library read from their module."""
+        self._visit_chain(vars(module), (name,), f"{module.__name__}.")
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._numbers:
@@ -309,6 +317,19 @@ class _Walk:
         for name in ("func", "args", "keywords"):
             self.pending.append((getattr(value, name), f"{path}.{name}"))
 
+    def _visit_generator(self, generator: Any, path: str) -> None:
+        """Its variables, what its loops go through, and the globals that it reads."""
+        frame = generator.gi_frame
+        if frame is None:  # it has ended
+            return
+        self._visit_held(probes.iterators_of(generator), path)
+        for name, value in frame.f_locals.items():
+            if type(value) not in probes.ATOMS:
+                self._visit_held([value], f"{path}.{name}")
+        if not is_library_file(generator.gi_code.co_filename):
+            for chain in globals_used_by(generator.gi_code):
+                self._visit_chain(frame.f_globals, chain)
+
     def _visit_reference(self, value: Any, path: str) -> None:
         self._probe(f"{path}()", lambda: id(value()))
         self.pending.append((value(), f"{path}()"))
@@ -361,6 +382,7 @@ class _Walk:
             self._visit_class(type_, type_.__name__)
         if isinstance(value, torch.optim.Optimizer):
             self.found.optimizers[path] = value
+            self.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self.found.instances.append(value)
@@ -430,6 +452,7 @@ _VISITS: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
     ((staticmethod, classmethod), _Walk._visit_wrapped),
     (property, _Walk._visit_property),
     (functools.partial, _Walk._visit_partial),
+    (types.GeneratorType, _Walk._visit_generator),
     (weakref.ReferenceType, _Walk._visit_reference),
     (type, _Walk._visit_class),
 )
