@@ -53,6 +53,11 @@ def key_of(get: Callable[[], Any]) -> Any:
     return key(get())
 
 
+def text_of(get: Callable[[], Any]) -> str:
+    """What is compared of values that are made anew each time: numbers, texts, and lists of them."""
+    return repr(get())
+
+
 def slot_of(value: Any, member: Any) -> Any:
     try:
         return member.__get__(value)

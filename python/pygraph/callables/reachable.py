@@ -417,8 +417,13 @@ class _Walk:
         self._visit_dict(attributes, f"{path}.", attributes=True)
 
     def _visit_script(self, module: Any, path: str) -> None:
-        """Its modes and tensors are not among its attributes."""
-        self._probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
+        """Its modes, values and tensors are not among its attributes."""
+        for name, part in module.named_modules(prefix=path):
+            kinds = torch._C.ConcreteModuleType.from_jit_type(part._c._type()).get_attributes()
+            for attribute, (kind, _) in kinds.items():
+                if "Tensor" not in str(kind) and "__torch__" not in str(kind):
+                    get = functools.partial(part._c.getattr, attribute)
+                    self._probe(f"{name}.{attribute}", functools.partial(probes.text_of, get))
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
 

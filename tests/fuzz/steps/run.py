@@ -150,6 +150,8 @@ def main() -> int:
                 print("\n".join(trace), [row.reason for row in pygraph.stats() if row.reason])
         if made % 20 == 0:
             gc.collect()
+        if made % 100 == 0:
+            print(f"{made} loops, {with_replays} with replays, {failed} failed", flush=True)
     print(f"{made} loops, {with_replays} with replays, {replays} replays, {failed} failed")
     for reason, count in reasons.most_common(12):
         print(f"{count:6} {reason}")
