@@ -2,8 +2,9 @@
 
 The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
 differences show what is left to chance, and one with a graph that is made for it. What is put back:
-tensors that can be reached from the step, their gradients, attributes, dictionaries, lists, closures,
-and random numbers. What a step prints or writes to files happens three times.
+tensors that can be reached from the step or are passed to it, their gradients, attributes,
+dictionaries, lists, closures, and PyTorch's random numbers. What a step prints or writes to files
+happens three times, and generators and other iterators move on.
 """
 
 from __future__ import annotations
@@ -65,15 +66,22 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
     thread-safe: nothing else may use the step's tensors meanwhile.
     """
+    if not callable(step):
+        raise TypeError(f"pygraph.check takes a callable, not {type(step).__name__}")
+    if not isinstance(batches, Iterable):
+        raise TypeError(
+            "pygraph.check takes the arguments of each call, as a list of tuples, not "
+            f"{type(batches).__name__}"
+        )
     function = step.__wrapped__ if isinstance(step, Graphed) else step
     calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
     if not calls:
         raise ValueError("pygraph.check needs at least one batch")
+    program = _Program(function, calls)
     calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
     chosen = options.own({"lanes": 1, "select": "always"})
     graphed = step.like(function, chosen) if isinstance(step, Graphed) else Graphed(function, chosen)
     plain = graphed.prepared()
-    program = _Program(function)
     known = set(runtime.partitions)
     expected, again = program.series(plain, calls), program.series(plain, calls)
     found = program.series(graphed, calls)
@@ -89,10 +97,11 @@ _Values = dict[str, torch.Tensor]
 
 
 class _Program:
-    """What a step can reach, as it was when this was made."""
+    """What a step can reach or is given, as it was when this was made."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._state = ProgramState({getattr(function, "__name__", "step"): function})
+    def __init__(self, function: Callable[..., Any], batches: Sequence[Any]) -> None:
+        name = getattr(function, "__name__", "step")
+        self._state = ProgramState({name: function, "batches": batches})
 
     def series(self, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
         """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
@@ -101,15 +110,20 @@ class _Program:
             values: _Values = {}
             for i, args in enumerate(calls):
                 for j, result in enumerate(tensors_in(step(*args))):
-                    values[f"result {j} of step {i}"] = result.detach().clone()
+                    values[f"result {j} of step {i}"] = _copied(result)
             for path, tensor in self._state.tensors_now().items():
-                values[path] = tensor.detach().clone()
+                values[path] = _copied(tensor)
                 gradient = gradient_of(tensor)
                 if gradient is not None:
-                    values[f"{path}.grad"] = gradient.detach().clone()
+                    values[f"{path}.grad"] = _copied(gradient)
             return values
         finally:
             self._state.put_back()
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    is_dense = tensor.layout == torch.strided
+    return tensor.detach().clone() if is_dense else tensor.detach().to_dense()
 
 
 def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:
