@@ -419,8 +419,8 @@ class _Walk:
     def _visit_script(self, module: Any, path: str) -> None:
         """Its modes, values and tensors are not among its attributes."""
         for name, part in module.named_modules(prefix=path):
-            kinds = torch._C.ConcreteModuleType.from_jit_type(part._c._type()).get_attributes()
-            for attribute, (kind, _) in kinds.items():
+            type_: Any = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
+            for attribute, (kind, _) in type_.get_attributes().items():
                 if "Tensor" not in str(kind) and "__torch__" not in str(kind):
                     get = functools.partial(part._c.getattr, attribute)
                     self._probe(f"{name}.{attribute}", functools.partial(probes.text_of, get))
