@@ -270,11 +270,15 @@ class _Walk:
                 self.pending.append((sys.modules[name], name))
 
     def _visit_chain(self, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
-        """A global, and attributes of it as long as it is a module. path: of the scope."""
+        """A global, and attributes of it as long as it is a module. path: of the scope. A module at the
+        end of the chain, or whose dictionary is read, is a value."""
+        module: types.ModuleType | None = None
         if not path and chain[0] not in scope:  # one of Python's
             self.found.dicts.append((scope, chain[:1], ()))
             scope = vars(builtins)
         for name in chain:
+            if name == "__dict__" and module is not None:
+                break
             self.found.dicts.append((scope, (name,), ()))
             value = scope.get(name, self)
             if value is self:
@@ -284,7 +288,9 @@ class _Walk:
                 self.pending.append((value, path + name))
                 return
             self._note(path + name, Object(type(value), id(value)))
-            scope, path = vars(value), f"{path}{name}."
+            module, scope, path = value, vars(value), f"{path}{name}."
+        if module is not None:
+            self.pending.append((module, path.rstrip(".")))
 
     def _visit_module(self, module: types.ModuleType, path: str) -> None:
         """A module as a value. The program's own may have any attribute read."""
