@@ -161,6 +161,7 @@ class Loop:
         self.fails_at = r.randrange(60) if r.random() < 0.1 else -1
         self.number = 0
         self.hooks: list[Any] = []
+        self.versions: dict[int, tuple[torch.Tensor, int]] = {}  # with what each was counted of
         self.kept: list[torch.Tensor] = []
         self.scheduler: Any = None
         if r.random() < 0.3:
@@ -244,13 +245,20 @@ class Loop:
     def seen(self) -> list[Any]:
         """All that a program could tell."""
         parameters = [*self.of.model.every_parameter()]
-        found: list[Any] = [p.detach() for p in parameters]
+        found: list[Any] = [*parameters]
         found += [p.requires_grad for p in parameters]
-        found += [None if p.grad is None else p.grad.detach() for p in parameters]
+        found += [p.grad for p in parameters]
         found += list(self.of.model.buffers())
-        found += [] if self.of.ema is None else [p.detach() for p in self.of.ema.parameters()]
+        found += [] if self.of.ema is None else [*self.of.ema.parameters()]
         for p in dict.fromkeys(parameters):
             of = self.of.optimizer.state.get(p, {})
             found += [of[name] for name in sorted(of)]
         found += [group["lr"] for group in self.of.optimizer.param_groups]
         return [*found, dict(self.of.counts), list(self.of.log), *self.kept]
+
+    def written(self) -> list[bool]:
+        """To which parameters and buffers autograd has seen writes since this was asked last."""
+        kept = [*self.of.model.every_parameter(), *self.of.model.buffers()]
+        found = [self.versions.get(id(t), (t, t._version))[1] != t._version for t in kept]
+        self.versions = {id(t): (t, t._version) for t in kept}
+        return found
