@@ -1,14 +1,14 @@
-"""Where the host time of one call of a graphed callable goes that a graph serves.
+"""The host time of one call of a graphed callable that a graph serves, by part.
 
     python -m benchmarks.graphed_call_cost
 
 A training step of 1, 12 and 72 linear layers with fused AdamW: 8 tensors of state per layer (two
-parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left; at
-the beginning, two per layer are.
+parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left;
+with ``zero_grad`` at the beginning, two per layer are.
 
-Without a GPU a partition takes the engine's place that does nothing but return, so "in all" is what
-PyGraph does around a replay. With one, it has the replay in it, too, and the time is the host's. Least
-of several rounds, microseconds.
+Without a GPU a partition that only returns takes the engine's place, so "in all" is the time of
+PyGraph's work around a replay. With a GPU it includes the replay, and is host time. Least of several
+rounds, in microseconds.
 """
 
 from __future__ import annotations

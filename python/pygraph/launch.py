@@ -116,4 +116,4 @@ def _execute(main: types.ModuleType, code: Callable[[], types.CodeType]) -> None
 
 
 def _say_nothing(*_: object) -> None:
-    """The error was printed already."""
+    """An exception hook that prints nothing, because the error was printed already."""

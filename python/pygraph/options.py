@@ -75,7 +75,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class BackendConfig:
-    """What one ``torch.compile`` call asked for."""
+    """The options of one ``torch.compile`` call."""
 
     own: Options
     inductor: dict[str, Any]  # patches of torch._inductor.config

@@ -26,8 +26,12 @@ _LEAST_STEPS = 12  # after which a graph has been replayed several times
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The largest absolute differences of one result or tensor: between the graph's series and an
-    uncaptured one, and between the two uncaptured ones."""
+    """The largest absolute differences of one result or tensor.
+
+    path: of the tensor, or the number of the result and the step.
+    graphed: between the graph's series and the first uncaptured one.
+    uncaptured: between the two uncaptured series.
+    """
 
     path: str
     graphed: float
@@ -36,8 +40,14 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """steps: in each series. replays: of graphs in the third. reasons: why calls had no graph.
-    differences: of what differs in any pair of series, the largest first."""
+    """The result of :func:`check`. Prints as text.
+
+    steps: number of steps in each series.
+    replays: replays in the series with a graph.
+    reasons: why calls had no graph.
+    differences: results and tensors in which another series differs from the first one, the largest
+        difference of the graph's series first.
+    """
 
     steps: int
     replays: int
@@ -46,7 +56,8 @@ class Check:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the graph's series has the bits of an uncaptured one."""
+        """Whether the graph's series has the values of the first uncaptured one. 0.0 equals -0.0, and
+        NaN equals NaN."""
         return all(difference.graphed == 0 for difference in self.differences)
 
     def __str__(self) -> str:

@@ -343,28 +343,31 @@ class Graphed:
 
 
 def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
-    """Makes a callable that uses CUDA graphs of all that it does: a training step, or inference.
+    """Makes a callable that uses CUDA graphs of everything that it does: a training step, or inference.
 
-    ``function``: any callable, or none, as in ``@pygraph.graph(audit=100)``. It may take any arguments;
-    tensors may lie anywhere at each call, and for other values there are graphs of their own. What it
-    returns is fresh at each call. Its first calls run uncaptured and are observed; a graph is used when
-    replays have given the same bits as uncaptured calls three times in a row.
+    ``function``: any callable; or none, as in ``@pygraph.graph(audit=100)``. It may take any arguments.
+    Tensors may lie at other addresses in each call; each combination of other values (numbers, strings)
+    has graphs of its own. Results are fresh memory in each call. The first calls run uncaptured and are
+    observed. A graph is used after replays have given the same bits as uncaptured runs in three calls
+    in a row, and if it is faster.
 
-    A replay does not run the function's Python. So a function has no graph if its calls change anything
-    on the host that can be seen (``pygraph.stats()`` tells what), and a call has none if what the
-    function reads on the host has changed. What cannot be seen: files, sockets, what extensions keep.
+    A replay does not run the function's Python. So the function has no graph if its calls change
+    anything on the host that PyGraph can see (``pygraph.stats()`` gives the reason), and a call is not
+    replayed if a value that the function reads on the host has changed. PyGraph cannot see files,
+    sockets, and state inside extensions.
 
-    Gradients flow through it: where results require gradients, the backward gets graphs, too. Results
-    whose backward is run in the call come detached.
+    Gradients flow through the callable: if results require gradients, the backward gets graphs, too.
+    Results whose backward is run inside the call are returned detached.
 
     Options are those of the backend without the prefix: ``select``, ``audit``, ``max_graphs``,
-    ``lanes`` (1 unless given), ``record_capacity_gib``; and ``adapt_optimizers``: with True, PyTorch's
-    optimizers that count steps on the CPU are made capturable at the first call, and learning rates
-    are tensors during calls, which rounds differently. Raises ValueError for others.
-    Without a GPU, and in every case that is not understood, the function is called as it is.
+    ``lanes`` (1 by default), ``record_capacity_gib``. With ``adapt_optimizers=True``, PyTorch's
+    optimizers that count steps on the CPU are made capturable at the first call, and learning rates are
+    tensors during calls, which rounds differently. Raises ValueError for an unknown option or value,
+    and TypeError if ``function`` is not callable. Without a GPU, and in every case that PyGraph does
+    not understand, the function is called as it is.
 
     The result may be called from several threads. While it records, no other thread may use the same
-    tensors elsewhere. docs/explanation/whole-steps.md tells how it works.
+    tensors elsewhere. docs/explanation/whole-steps.md explains how it works.
     """
     allowed = ("select", "audit", "max_graphs", "lanes", "record_capacity_gib", "adapt_optimizers")
     unknown = [name for name in chosen if name not in allowed]

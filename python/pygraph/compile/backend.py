@@ -100,7 +100,7 @@ def _compile_plain(
 
 
 def _cache_key(config: BackendConfig, *more: object) -> dict[str, Any]:
-    """Settings of Inductor that keep our code apart in its caches: it has our barriers."""
+    """Settings of Inductor that keep code with our barriers apart from other code in its caches."""
     from pygraph.fx_passes.cache_key import CacheKeyPass, beside
 
     name = "post_grad_custom_pre_pass"
@@ -227,10 +227,11 @@ def _loads_for_us(config: BackendConfig) -> bool:
 
 @contextlib.contextmanager
 def _warm_start(load: warm_start.Attach) -> Iterator[None]:
-    """AOTAutograd may load the program from its cache; ``load`` is called with each graph.
+    """A context in which AOTAutograd may load the program from its cache; ``load`` is called with each
+    graph.
 
-    The key of that cache has Inductor's settings: the cuts, and in :func:`_cache_key` what else
-    PyGraph's part of the compilation depends on.
+    The key of that cache contains Inductor's settings, and with them everything that PyGraph's part of
+    the compilation depends on: the cuts, and the settings of :func:`_cache_key`.
     """
     import torch._functorch.config as functorch_config
 
@@ -241,7 +242,7 @@ def _warm_start(load: warm_start.Attach) -> Iterator[None]:
 def _note_graph(
     kind: Kind, observation: Observation | None, graph: torch.fx.Graph, applied: list[Applied]
 ) -> None:
-    """For the report and the summary, if one is made."""
+    """Notes the graph for a report or a summary, if one is being made."""
     if observation is not None:
         observation.note_graph(kind, graph, applied)
     if observations.tally is not None:
@@ -250,7 +251,7 @@ def _note_graph(
 
 
 def _inductor_option(config: BackendConfig, name: str) -> Any:
-    """The user's value: of this compilation, or of the process."""
+    """The value of Inductor's option: of this compilation, or of the process."""
     return config.inductor.get(name, getattr(torch._inductor.config, name))
 
 

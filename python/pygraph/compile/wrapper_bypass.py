@@ -53,7 +53,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class Shortcut:
-    """From the arguments of a compiled function straight to its one partition."""
+    """Calls a compiled function's one partition directly with the function's arguments."""
 
     partition: _engine.GraphedCallable
     input_count: int
@@ -97,7 +97,7 @@ def is_plain_inference(metadata: Any, input_count: int) -> bool:
 
 
 class _Opaque:
-    """Stands for a tensor or a size. It can be handed on, and nothing can be asked of it."""
+    """Stands for a tensor or a size. It can be passed on; any question to it raises TypeError."""
 
     def _refuse(self, *args: object) -> Any:
         raise TypeError("the wrapper asks for a value")
@@ -106,7 +106,8 @@ class _Opaque:
 
 
 class _Spies:
-    """What the wrapper is given instead of tensors, of the partition, and of what it calls."""
+    """Stand-ins for the wrapper's tensors, for the partition, and for the functions that the wrapper
+    calls."""
 
     def __init__(self, input_count: int, output_count: int) -> None:
         self.given = [_Opaque() for _ in range(input_count)]
@@ -116,7 +117,7 @@ class _Spies:
         self._calls: list[list[object]] = []
 
     def globals(self, real: dict[str, Any]) -> dict[str, Any]:
-        """All that the wrapper may use of its module."""
+        """All names of its module that the wrapper may use."""
         cuda = types.SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda index: None)
         operators = types.SimpleNamespace(pygraph=self._operators())
         return {
@@ -158,11 +159,11 @@ class _Spies:
             raise TypeError("the wrapper checks a tensor")
 
     def _position(self, tensor: object) -> int:
-        """Of a graph argument. Raises ValueError where it is none."""
+        """The position of a graph argument. Raises ValueError if the object is none."""
         return [id(argument) for argument in self.given].index(id(tensor))
 
     def route(self, results: Any) -> Route | None:
-        """From what was called, and what the wrapper returned."""
+        """The route, from the calls that the wrapper made and the result that it returned."""
         if len(self._calls) != 1:
             return None
         arguments = [*self.given, *(result for result, _ in self._sent)]

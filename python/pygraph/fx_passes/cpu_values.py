@@ -1,7 +1,7 @@
-"""What can be said of a CPU value: is it a constant, is it exact on every device, what does it cost?
+"""Properties of a CPU value: is it a constant, is it exact on every device, how expensive is it?
 
-Exact are operations whose result has the same bits on every device: views, selections, integer and
-boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a product and a sum.
+*Exact* operations give the same bits on every device: views, selections, integer and boolean
+arithmetic. Floating-point arithmetic is not exact, because a GPU compiler may fuse a product and a sum.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _as_uncaptured_on_the_cpu() -> Iterator[None]:
 
 
 def fold(value: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on no input, computed as uncaptured on the CPU, or None."""
+    """The value of a node that depends on no input, computed on the CPU as in an uncaptured run; or
+    None."""
     owner = value.graph.owning_module
     if not is_constant(value):
         return None
@@ -123,7 +124,8 @@ def is_exact_cast(source: torch.dtype, result: torch.dtype) -> bool:
 
 
 def is_exact_constant(node: fx.Node) -> bool:
-    """Ranges of integers, and filled tensors; a range of floats is computed, device by device."""
+    """Whether a constant has the same bits on every device: ranges of integers and filled tensors do; a
+    range of floats is computed differently."""
     if node.target in FILLED:
         return number_of(node) is not None
     if node.target in (aten.zeros.default, aten.ones.default, aten.eye.default):
@@ -132,9 +134,9 @@ def is_exact_constant(node: fx.Node) -> bool:
 
 
 def number_of(node: fx.Node) -> Any:
-    """The number that all elements of a filled tensor have, or None if only a run tells.
+    """The number that all elements of a filled tensor have, or None if that is known only at run time.
 
-    It is rounded as the tensor rounds it: kernels may take the number of the call as it is.
+    It is rounded as the tensor's dtype rounds it, because kernels may use the number itself.
     """
     number = node.args[-1]
     if not isinstance(number, (bool, int, float)):

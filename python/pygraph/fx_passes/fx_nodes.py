@@ -1,4 +1,5 @@
-"""What the transformations share: looking at FX nodes, adding nodes, where the user wrote them."""
+"""Functions that the transformations share: examine FX nodes, add nodes, find the user's source
+lines."""
 
 from __future__ import annotations
 
@@ -108,14 +109,16 @@ def add_call(
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Erases pure operators that nobody uses. Nothing else: what looks unused may have effects."""
+    """Erases pure operators whose results have no users. Other unused nodes may have effects, and
+    stay."""
     for node in reversed(list(graph.nodes)):
         if not node.users and (is_pure(node) or node.op == "get_attr"):
             graph.erase_node(node)
 
 
 def last_placeholder(graph: fx.Graph) -> fx.Node:
-    """The node behind which all others are: the graph's root where it takes nothing."""
+    """The node after which all computation comes: the last placeholder, or the graph's root if there is
+    none."""
     nodes: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
     return nodes[-1] if nodes else graph._root
 

@@ -156,7 +156,7 @@ class Placement:
         return ("cpu_scalars" if scalar else "cpu_tensors") in self._enabled
 
     def _version(self, value: fx.Node, user: fx.Node) -> fx.Node:
-        """The value's GPU version, above ``user``, which needs it."""
+        """The value's GPU version, placed before ``user``, which needs it."""
         known = self._versions.get(value)
         if known is not None:
             return known
@@ -182,7 +182,7 @@ class Placement:
         return version
 
     def _source_of(self, copy: fx.Node) -> fx.Node:
-        """What a copy to the CPU was made of, as it was then."""
+        """The GPU tensor from which a copy to the CPU was made, with the value that it had then."""
         source = copy.args[0]
         assert isinstance(source, fx.Node)
         if not self._memory.is_written(source):

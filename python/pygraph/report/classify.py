@@ -54,7 +54,7 @@ _REMEDIES = {
 
 
 def classify(node: fx.Node) -> tuple[Kind, Cut | None]:
-    """What becomes of one node; a Cut where it cannot be captured."""
+    """Whether a node can be in a graph; a Cut with the reason if not."""
     if node.op != "call_function":
         return Kind.NOTHING, None
     target = node.target

@@ -17,7 +17,7 @@ from pygraph.select.trial import REPLAYED, UNCAPTURED
 
 
 class Tally:
-    """What became of all partitions, also of those whose programs have ended. Thread-safe."""
+    """Counts all partitions, including those of programs that no longer exist. Thread-safe."""
 
     def __init__(self) -> None:
         self._alive: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
@@ -58,14 +58,14 @@ _tally: Tally | None = None
 
 
 def begin() -> None:
-    """Counts what is compiled from now on. May be called again."""
+    """Starts counting. May be called again."""
     global _tally
     if _tally is None:
         _tally = observations.tally = Tally()
 
 
 def line() -> str:
-    """The summary of what was compiled since ``begin``."""
+    """The summary of everything that was compiled since ``begin``."""
     if _tally is None:
         return "torch.compile was not called with PyGraph"
     reason = runtime.unavailable_reason()
@@ -76,8 +76,12 @@ def line() -> str:
 
 
 def summarize(rows: Iterable[GraphStats], outside: float, unknown: int) -> str:
-    """rows: of all partitions. outside: operations on the GPU outside of them. unknown: the number of
-    programs of which `outside` does not tell."""
+    """The summary as one line.
+
+    rows: of all partitions.
+    outside: operations on the GPU outside partitions.
+    unknown: number of programs that ``outside`` does not include.
+    """
     rows = list(rows)
     graphs = [row for row in rows if row.state == "captured"]
     replays = sum(row.replays for row in graphs)
@@ -102,7 +106,7 @@ def summarize(rows: Iterable[GraphStats], outside: float, unknown: int) -> str:
 
 
 def _saved(graphs: list[GraphStats]) -> str:
-    """By the selection's measurements: both variants of a signature, times its replays."""
+    """The time that all replays saved, as text, by the selection's measurements of both variants."""
     measured = [row for row in graphs if UNCAPTURED in row.timings and REPLAYED in row.timings]
     if not measured:
         return "time saved: not measured"

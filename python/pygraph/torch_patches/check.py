@@ -25,7 +25,8 @@ def nearest_release(patch: Patch) -> str:
 
 
 def check(patch: Patch) -> bool:
-    """Prints how the installed PyTorch compares; whether that is as the table has it."""
+    """Prints how the installed PyTorch differs from the table. Returns True if the patch matches the
+    installed release, or is left off there."""
     if sources.release() in patch.left_off:
         print(f"{patch.name:<18} left off: {sources.why_not(patch)}")
         return True
@@ -41,7 +42,7 @@ def check(patch: Patch) -> bool:
 
 
 def print_digests() -> None:
-    """Of what has changed since the newest release that is known."""
+    """Prints digests that have changed since the newest known release."""
     for name in DIGESTS:
         actual = sources.digest(name)
         if actual != sources.known_digest(name, sources.release()):

@@ -34,17 +34,19 @@ class Patch:
     """A part of PyTorch that PyGraph replaces.
 
     name: as in the option ``pygraph.patches`` and in ``pygraph.status()``.
-    replaces: dotted names, which are resolved only when the patch is applied or checked.
-    relies_on: dotted names of what it reads, or does in the place of what it replaces.
-    releases: those that it fits, if the names are as :mod:`.digests` has them.
-    exact: whether every program has the same result with it. If not, docs/footguns.md says which do
-    not. scope: "process" for what is replaced once for all programs, by an equal one; "on demand" for
-        the same, but not before a part of PyGraph needs it; "compilation" for what belongs to one
-        program and goes with it.
-    saves: microseconds of the host per call, or a comparison, and where that is measured.
+    replaces: dotted names of the replaced functions. They are resolved only when the patch is applied
+        or checked.
+    relies_on: dotted names of functions and values that the patch reads or reimplements.
+    releases: releases that the patch fits, if the names have the digests of :mod:`.digests`.
+    exact: whether every program has the same result with it. If not, docs/footguns.md has the
+        exceptions.
+    scope: "process": replaced once, for all programs, by an equal function. "on demand": the same, when
+        a part of PyGraph first needs it. "compilation": changes objects of one program, and disappears
+        with them.
+    saves: host time per call in microseconds, or a comparison, and the page with the measurement.
     apply: the function that applies it, "module:name". For a compilation it takes the graph, Dynamo's
-        OutputGraph and an Attempt, else nothing.
-    left_off: releases on which nothing would be gained, and why.
+        OutputGraph and an Attempt; else nothing.
+    left_off: releases on which the patch would gain nothing, and why.
     """
 
     name: str

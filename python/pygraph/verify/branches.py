@@ -2,7 +2,7 @@
 
 Kernels that run at the same time fill a GPU that one of them leaves half empty. If each kernel fills it
 alone, branches gain nothing, and each wait across branches costs time. So both layouts of a new graph
-are replayed by turns, on copies of a call's inputs (see rehearsal.py), and branches are used if they
+are replayed alternately, on copies of a call's inputs (see rehearsal.py), and branches are used if they
 are faster.
 """
 
@@ -25,7 +25,7 @@ _MORE_MEMORY = 64 << 20  # bytes, or an eighth: what branches may need beyond wh
 
 
 def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.CapturedGraph) -> bool:
-    """Whether the second of two captured graphs may be used, by the memory that it needs.
+    """Whether the second of two captured graphs needs little enough memory to be used.
 
     Kernels that run at the same time cannot share memory.
     """
@@ -36,7 +36,8 @@ def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.Captured
 
 
 def is_faster(chain: Callable[[], float], branched: Callable[[], float]) -> bool:
-    """Whether the second of two replays is faster. Each makes one replay and returns its seconds."""
+    """Whether the second of two replays is faster. Each function makes one replay and returns its
+    seconds."""
     rounds = _ROUNDS if min(chain(), chain()) < _LONG else _ROUNDS_OF_LONG
     branched()
     best_chain = best_branched = float("inf")
