@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,9 @@ namespace {
 constexpr std::array<std::string_view, 3> kListed = {"aten::_foreach_norm", "aten::_foreach_max",
                                                      "aten::_foreach_powsum"};
 
+// In place of a count that the driver has not given: behind all nodes, so no copy is a table.
+constexpr uint32_t kUnknown = std::numeric_limits<uint32_t>::max();
+
 bool is_listed(std::string_view name) {
   return std::ranges::find(kListed, name) != kListed.end();
 }
@@ -31,7 +35,7 @@ bool is_listed(std::string_view name) {
 void TableLog::enter(std::string_view name) {
   if (depth_ > 0 && !name.starts_with("aten::")) is_trusted_ = false;
   if (!is_listed(name) || depth_++ > 0) return;
-  first_ = count_nodes(driver_, stream_);
+  first_ = count_nodes(driver_, stream_, kUnknown);
   is_trusted_ = true;
 }
 

@@ -152,6 +152,8 @@ def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
         if mode not in modes:
             raise ValueError(f"unknown mode {mode!r}; valid are: {', '.join(modes)}")
         inductor.update(modes[mode])
+    if not isinstance(options or {}, dict) or not all(isinstance(key, str) for key in options or ()):
+        raise ValueError(f"options of torch.compile are a dict with names as keys, got {options!r}")
     own: dict[str, Any] = {}
     for key, value in (options or {}).items():
         if key.startswith(_PREFIX):

@@ -122,6 +122,24 @@ TEST_F(TableLogTest, WhereTheDriverFailsNothingIsRead) {
   }
 }
 
+TEST_F(TableLogTest, AnOperatorWhoseBeginningIsNotKnownHasNoTables) {
+  if (!device.is_simulated()) GTEST_SKIP() << "needs failure injection";
+  const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
+    log.enter("aten::_foreach_norm");
+    copy();
+    log.leave("aten::_foreach_norm");
+    copy();  // another operator's
+    device.simulator().fail("cuGraphGetNodes", 1, abi::kOutOfMemory);
+    log.enter("aten::_foreach_norm");
+    copy();
+    log.leave("aten::_foreach_norm");
+    log.enter("aten::_foreach_norm");
+    copy();
+    log.leave("aten::_foreach_norm");
+  });
+  EXPECT_EQ(found, (std::vector<uint32_t>{0, 3}));
+}
+
 TEST_F(TableLogTest, EachDeviceHasMemoryOfItsOwn) {
   TableMemory& first = bindings::table_memory(driver, 100);
   EXPECT_EQ(&bindings::table_memory(driver, 100), &first);

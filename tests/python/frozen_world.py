@@ -81,7 +81,7 @@ class _Tape(TorchDispatchMode):
             view = view[: view.numel() // length * length].view(dtype)
             return view.as_strided(size, stride)
 
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for func, args, kwargs, made in self.steps:
                 every = lambda x: pytree.tree_map(take, x, is_leaf=is_reference)  # noqa: E731
                 out = func(*every(args), **every(kwargs))

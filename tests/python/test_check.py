@@ -82,3 +82,41 @@ def test_chance_is_told() -> None:
 def test_nothing_to_check_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one batch"):
         pygraph.check(lambda: None, [])
+
+
+def test_batches_that_the_step_writes_to_are_as_they_were(partitions: Any) -> None:
+    w = torch.nn.Parameter(torch.ones(4))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        w.grad = None
+        (x.mul_(0.5) * w).sum().backward()
+        return y + x
+
+    given = [(torch.full((4,), float(i)), torch.ones(4)) for i in range(1, 4)]
+    found = pygraph.check(step, given)
+    assert found.is_equal and found.differences == []
+    assert [float(x[0]) for x, _ in given] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", ["expanded", "inference", "sparse"])
+def test_tensors_that_cannot_be_written_to(partitions: Any, kind: str) -> None:
+    w = torch.nn.Parameter(torch.ones(4))
+    with torch.inference_mode(kind == "inference"):
+        mask = torch.ones(1).expand(4) if kind == "expanded" else torch.ones(4)
+    holder = [mask.to_sparse() if kind == "sparse" else mask]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        w.grad = None
+        (x * w).sum().backward()
+        with torch.no_grad():
+            return x * (holder[0].to_dense() if kind == "sparse" else holder[0])
+
+    found = pygraph.check(step, [torch.ones(4)])
+    assert found.is_equal and found.differences == []
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match=r"pygraph\.check takes a callable, not int"):
+        pygraph.check(5, [torch.ones(2)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pygraph\.check takes the arguments of each call"):
+        pygraph.check(lambda x: x, None)  # type: ignore[arg-type]

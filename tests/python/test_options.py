@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_own_options_are_split_from_inductors() -> None:
     config = options.parse(None, {"pygraph.max_graphs": 3, "max_autotune": True})
     assert config.own.max_graphs == 3
     assert config.inductor == {"max_autotune": True}
+
+
+@pytest.mark.parametrize("given", [[1], {5: 1}, "pygraph.lanes"])
+def test_options_that_are_no_dict_of_names(given: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"options of torch\.compile are a dict with names as keys, got"
+    ):
+        options.parse(None, given)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])

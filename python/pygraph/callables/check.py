@@ -2,8 +2,9 @@
 
 The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
 differences show what is left to chance, and one with a graph that is made for it. What is put back:
-tensors that can be reached from the step, their gradients, attributes, dictionaries, lists, closures,
-and random numbers. What a step prints or writes to files happens three times.
+tensors that can be reached from the step or are passed to it, their gradients, attributes,
+dictionaries, lists, closures, and PyTorch's random numbers. What a step prints or writes to files
+happens three times, and generators and other iterators move on.
 """
 
 from __future__ import annotations
@@ -76,15 +77,22 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
     thread-safe: nothing else may use the step's tensors meanwhile.
     """
-    calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
-    if not calls:
+    if not callable(step):
+        raise TypeError(f"pygraph.check takes a callable, not {type(step).__name__}")
+    if not isinstance(batches, Iterable):
+        raise TypeError(
+            "pygraph.check takes the arguments of each call, as a list of tuples, not "
+            f"{type(batches).__name__}"
+        )
+    given = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+    if not given:
         raise ValueError("pygraph.check needs at least one batch")
-    calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
+    calls = list(itertools.islice(itertools.cycle(given), max(len(given), _LEAST_STEPS)))
     chosen = options.own({"lanes": 1, "select": "always"})
     graphed = step.anew(chosen) if isinstance(step, Graphed) else Graphed(step, chosen)
     plain = graphed.prepared()
     function = graphed.__wrapped__
-    state = ProgramState({getattr(function, "__name__", "step"): function})
+    state = ProgramState({getattr(function, "__name__", "step"): function, "batches": given})
     known = set(runtime.partitions)
     expected, again, found = (_series(state, run, calls) for run in (plain, plain, graphed))
     rows = [row for row in runtime.all_partitions() if row is graphed or row not in known]
@@ -105,15 +113,20 @@ def _series(state: ProgramState, step: Callable[..., Any], calls: Sequence[tuple
         values: _Values = {}
         for i, args in enumerate(calls):
             for j, result in enumerate(tensors_in(step(*args))):
-                values[f"result {j} of step {i}"] = result.detach().clone()
+                values[f"result {j} of step {i}"] = _copied(result)
         for path, tensor in state.tensors_now().items():
-            values[path] = tensor.detach().clone()
+            values[path] = _copied(tensor)
             gradient = gradient_of(tensor)
             if gradient is not None:
-                values[f"{path}.grad"] = gradient.detach().clone()
+                values[f"{path}.grad"] = _copied(gradient)
         return values
     finally:
         state.put_back()
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    is_dense = tensor.layout == torch.strided
+    return tensor.detach().clone() if is_dense else tensor.detach().to_dense()
 
 
 def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:

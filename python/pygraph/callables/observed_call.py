@@ -56,6 +56,7 @@ def observed_call(
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
+    histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
     result, output, observer = undoing(body)
     if missed:
@@ -83,6 +84,8 @@ def observed_call(
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
+        elif path := refusals.new_history(seen.host, histories, nodes):
+            seen.refusal = f"it leaves {path} with a history in autograd; write to it detached values"
         elif _versions(arguments) != versions:
             seen.refusal = "it writes to an argument that requires a gradient"
     except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at

@@ -85,6 +85,18 @@ def _not_differentiable(seen: Observation, before: HostState, observer: _engine.
     return ""
 
 
+def new_history(host: HostState, histories: dict[int, Any], nodes: set[int]) -> str:
+    """The path of a tensor through which gradients flow to what the call used; empty if there is none.
+    histories: of tensors before the call. nodes: whose backward was run in it."""
+    for path, tensor in host.found.tensors.items():
+        history = tensor.grad_fn
+        if history is None or history is histories.get(id(tensor)):
+            continue
+        if history._sequence_nr() not in nodes:
+            return path
+    return ""
+
+
 def _has_gradient(tensor: torch.Tensor) -> bool:
     """Whether a backward in the call may have added to a gradient of an argument's."""
     return tensor.requires_grad and tensor.is_leaf and tensor.grad is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch.nn.utils import parametrize
 
 from pygraph import runtime
 
@@ -25,5 +26,7 @@ def may_be_served() -> bool:
     if runtime.engine().are_operators_watched() or torch._C._functorch.peek_interpreter_stack():
         return False
     if torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return False
+    if parametrize._cache_enabled:  # parametrized weights may be those of an earlier call
         return False
     return not torch.cuda.is_current_stream_capturing()

@@ -31,6 +31,8 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     Returns a :class:`~pygraph.report.explanation.Report`: print it, or ``save("report.html")``. Raises
     what the model raises.
     """
+    if not callable(model):
+        raise TypeError(f"pygraph.explain takes a callable, not {type(model).__name__}")
     program = type(model).__name__ if not hasattr(model, "__name__") else model.__name__
     reason = runtime.unavailable_reason()
     if isinstance(model, Graphed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -49,6 +50,35 @@ def test_scripted_module_mode(partitions: Any) -> None:
     m = torch.jit.script(torch.nn.Sequential(torch.nn.BatchNorm1d(4)))
     f = torch.no_grad()(lambda x: m(x))
     assert_follows(partitions, f, lambda: m.eval(), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_values_of_a_scripted_module(partitions: Any, saved: bool) -> None:
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shifts = [1, 2]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.shifts[0]
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = Inner(), 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.scale
+
+    module: Any = torch.jit.script(Outer())
+    if saved:
+        file = io.BytesIO()
+        torch.jit.save(module, file)
+        file.seek(0)
+        module = torch.jit.load(file)
+    assert_follows(partitions, lambda x: module(x), lambda: setattr(module, "scale", 3))
+    assert_follows(partitions, lambda x: module(x), lambda: setattr(module.inner, "shifts", [5, 2]))
+    assert replays(partitions) > 0
 
 
 def test_order_of_modules(partitions: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any
+
+import pytest
 
 import pygraph
 
-from .attacked import Plain, X, assert_follows
+from .attacked import Plain, X, assert_follows, replays
 
 
 def test_a_local_import(partitions: Any, tmp_path: Any, monkeypatch: Any) -> None:
@@ -103,3 +107,37 @@ def test_global_that_is_only_written(partitions: Any) -> None:
         scope["DONE"] = False
         graphed(X)
         assert scope["DONE"], f"call {i + 1}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "getattr(SETTINGS, 'scale')",
+        "read(SETTINGS)",
+        "SETTINGS.__dict__['scale']",
+        "vars(SETTINGS)['scale']",
+        "importlib.import_module('program_settings').scale",
+        "importlib.import_module(name='program_settings').scale",
+        "__import__('program_settings').scale",
+    ],
+)
+def test_a_module_as_a_value(partitions: Any, tmp_path: Any, monkeypatch: Any, value: str) -> None:
+    (tmp_path / "program_settings.py").write_text("scale = 2.0\n")
+    text = f"""
+import importlib
+import program_settings as SETTINGS
+
+def read(module):
+    return module.scale
+
+def f(x):
+    return x * {value}
+"""
+    (tmp_path / "program_of_settings.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "program_settings", raising=False)
+    monkeypatch.delitem(sys.modules, "program_of_settings", raising=False)
+    settings = importlib.import_module("program_settings")
+    program = importlib.import_module("program_of_settings")
+    assert_follows(partitions, program.f, lambda: setattr(settings, "scale", 3.0))
+    assert replays(partitions) > 0

@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import decimal
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -50,6 +51,11 @@ def key(value: Any) -> Any:
 
 def key_of(get: Callable[[], Any]) -> Any:
     return key(get())
+
+
+def text_of(get: Callable[[], Any]) -> str:
+    """What is compared of values that are made anew each time: numbers, texts, and lists of them."""
+    return repr(get())
 
 
 def slot_of(value: Any, member: Any) -> Any:
@@ -112,17 +118,28 @@ def contents_of(value: Any) -> list[Any]:
 
 def flag_of(value: Any) -> Callable[[], Any] | None:
     """Of objects that threads share, and of loggers: what programs ask them for."""
-    if isinstance(value, threading.Event):
-        return value.is_set
+    if hasattr(type(value), "is_set"):  # an event of threads or processes
+        return lambda: value.is_set()
     if isinstance(value, threading.Semaphore):
         return lambda: value._value
     if isinstance(value, concurrent.futures.Future):
         return lambda: (value._state, key(value._result))
     if isinstance(value, logging.Logger):
         return lambda: (value.getEffectiveLevel(), value.disabled, value.manager.disable)
-    shared = getattr(type(value), "get_obj", None)
-    if shared is not None and type(value).__module__ == "multiprocessing.sharedctypes":
+    return _flag_of_processes(value, type(value).__module__)
+
+
+def _flag_of_processes(value: Any, module: str) -> Callable[[], Any] | None:
+    """Of objects that processes share."""
+    if module == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
         return probe_of(value.get_obj())
+    if module == "multiprocessing.shared_memory":
+        memory = getattr(value, "shm", value)  # of a list
+        return lambda: bytes(memory.buf) if memory.size <= _LARGEST_ARRAY else None
+    if module == "multiprocessing.queues" and hasattr(value, "_sem"):  # what is put, and what is taken
+        return lambda: value._sem.get_value()
+    if module == "multiprocessing.synchronize" and hasattr(value, "get_value"):
+        return lambda: value.get_value()
     return None
 
 
@@ -136,7 +153,13 @@ def _place_of_generator(generator: Any) -> Any:
     frame = generator.gi_frame
     if frame is None:
         return None
-    return frame.f_lasti, tuple((name, key(item)) for name, item in frame.f_locals.items())
+    variables = tuple((name, key(item)) for name, item in frame.f_locals.items())
+    return frame.f_lasti, variables, tuple(map(id, iterators_of(generator)))
+
+
+def iterators_of(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
+    """Those that its loops go through, and what it yields from, which no variable may have."""
+    return [of for of in gc.get_referents(generator) if hasattr(type(of), "__next__")]
 
 
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:

@@ -32,13 +32,23 @@ class ProgramState:
         self._host.restore()
         kept = (self._tensors, self._values, self._gradients, self._gradient_values)
         for tensor, value, gradient, gradient_value in zip(*kept, strict=True):
-            tensor.detach().copy_(value)
+            _write(tensor, value)
             if tensor.requires_grad and tensor.is_leaf:
                 tensor.grad = gradient
             if gradient is not None and gradient_value is not None:
                 gradient.detach().copy_(gradient_value)
         for generator, state in self._random:
             generator.set_state(state)
+
+
+def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()):
+        target = tensor.detach()
+        if target.layout == torch.strided:
+            for dim, stride in enumerate(target.stride()):
+                if stride == 0 and target.shape[dim] > 1:  # expanded: one element for all
+                    target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+        target.copy_(value)
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -48,6 +48,7 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
     for name, root in roots.items():
         walk.visit_later(root, name)
     walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
+    code.visit_switch(walk, torch.backends.mha, "_is_fastpath_enabled")
     while walk.pending:
         _visit(walk, *walk.pending.popleft())
         if len(walk.found.slots) > _MOST_PLACES:
@@ -71,6 +72,7 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     ((staticmethod, classmethod), code.visit_wrapped),
     (property, code.visit_property),
     (functools.partial, code.visit_partial),
+    (types.GeneratorType, code.visit_generator),
     (weakref.ReferenceType, code.visit_reference),
     (type, code.visit_class),
 )

@@ -70,22 +70,26 @@ def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...]
     for part in _with_inner(code):
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
-            if instruction.opname in begins:
-                chain = (str(instruction.argval),)
-            elif instruction.opname in _ATTRIBUTES and chain:
+            if instruction.opname in _ATTRIBUTES and chain:
                 chain = (*chain, str(instruction.argval))
             elif instruction.opname not in ("CACHE", "PRECALL"):
-                chain = ()
-            if chain:
-                found[chain] = None
-    return tuple(found)
+                found[chain] = None  # as a whole: a module alone is used as a value
+                chain = (str(instruction.argval),) if instruction.opname in begins else ()
+        found[chain] = None
+    return tuple(chain for chain in found if chain)
 
 
 @functools.lru_cache(maxsize=4096)
 def modules_imported_by(code: CodeType) -> tuple[str, ...]:
-    """Names of the modules that a function imports when it runs."""
-    instructions = (i for part in _with_inner(code) for i in dis.get_instructions(part))
-    return tuple({str(i.argval): None for i in instructions if i.opname == "IMPORT_NAME"})
+    """Names of the modules that a function imports when it runs, and of those that it may import by
+    ``importlib.import_module``."""
+    found: dict[str, None] = {}
+    for part in _with_inner(code):
+        imports = [i.argval for i in dis.get_instructions(part) if i.opname == "IMPORT_NAME"]
+        if "import_module" in part.co_names or "__import__" in part.co_names:
+            imports += [constant for constant in part.co_consts if isinstance(constant, str)]
+        found.update(dict.fromkeys(map(str, imports)))
+    return tuple(found)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -10,6 +10,7 @@ import sys
 import types
 from typing import Any
 
+from pygraph.callables.host import probes
 from pygraph.callables.host.user_code import (
     closures_used_by,
     globals_used_by,
@@ -17,7 +18,7 @@ from pygraph.callables.host.user_code import (
     is_of_program,
     modules_imported_by,
 )
-from pygraph.callables.host.visit_containers import visit_dict
+from pygraph.callables.host.visit_containers import visit_dict, visit_held
 from pygraph.callables.host.walk import Object, Walk
 
 CODE = (types.FunctionType, types.ModuleType, type)
@@ -74,11 +75,15 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
 
 
 def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
-    """A global, and attributes of it as long as it is a module. path: of the scope."""
+    """A global, and attributes of it as long as it is a module. path: of the scope. A module at the end
+    of the chain, or whose dictionary is read, is a value."""
+    module: types.ModuleType | None = None
     if not path and chain[0] not in scope:  # one of Python's
         walk.found.dicts.append((scope, chain[:1], ()))
         scope = vars(builtins)
     for name in chain:
+        if name == "__dict__" and module is not None:
+            break
         walk.found.dicts.append((scope, (name,), ()))
         value = scope.get(name, walk)
         if value is walk:
@@ -88,7 +93,14 @@ def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path
             walk.visit_later(value, path + name)
             return
         walk.add_slot(path + name, Object(type(value), id(value)))
-        scope, path = vars(value), f"{path}{name}."
+        module, scope, path = value, vars(value), f"{path}{name}."
+    if module is not None:
+        walk.visit_later(module, path.rstrip("."))
+
+
+def visit_switch(walk: Walk, module: types.ModuleType, name: str) -> None:
+    """A value that functions of a library read from their module."""
+    _visit_chain(walk, vars(module), (name,), f"{module.__name__}.")
 
 
 def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
@@ -127,6 +139,20 @@ def visit_property(walk: Walk, value: property, path: str) -> None:
 def visit_partial(walk: Walk, value: Any, path: str) -> None:
     for name in ("func", "args", "keywords"):
         walk.visit_later(getattr(value, name), f"{path}.{name}")
+
+
+def visit_generator(walk: Walk, generator: Any, path: str) -> None:
+    """Its variables, what its loops go through, and the globals that it reads."""
+    frame = generator.gi_frame
+    if frame is None:  # it has ended
+        return
+    visit_held(walk, probes.iterators_of(generator), path)
+    for name, value in frame.f_locals.items():
+        if type(value) not in probes.ATOMS:
+            visit_held(walk, [value], f"{path}.{name}")
+    if not is_library_file(generator.gi_code.co_filename):
+        for chain in globals_used_by(generator.gi_code):
+            _visit_chain(walk, frame.f_globals, chain)
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:

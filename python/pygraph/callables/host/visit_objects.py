@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pygraph.callables.host import probes
 from pygraph.callables.host.visit_code import visit_class
@@ -16,6 +17,8 @@ from pygraph.callables.host.walk import Object, Unseen, Walk
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
 _LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurrent", "pygraph")
+# Of all optimizers (register_optimizer_step_pre_hook).
+_HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
@@ -50,6 +53,7 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         visit_class(walk, type_, type_.__name__)
     if isinstance(value, torch.optim.Optimizer):
         walk.found.optimizers[path] = value
+        walk.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         walk.found.instances.append(value)
@@ -86,8 +90,13 @@ def _visit_attributes(walk: Walk, value: Any, attributes: dict[str, Any], path: 
 
 
 def _visit_script(walk: Walk, module: Any, path: str) -> None:
-    """Its modes and tensors are not among its attributes."""
-    walk.add_probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
+    """Its modes, values and tensors are not among its attributes."""
+    for name, part in module.named_modules(prefix=path):
+        type_: Any = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
+        for attribute, (kind, _) in type_.get_attributes().items():
+            if "Tensor" not in str(kind) and "__torch__" not in str(kind):
+                get = functools.partial(part._c.getattr, attribute)
+                walk.add_probe(f"{name}.{attribute}", functools.partial(probes.text_of, get))
     tensors = [*module.named_parameters(), *module.named_buffers()]
     walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
 

@@ -1,0 +1,1 @@
+"""Random training loops, with and without ``pygraph.graph``, on the CPU (loops.py)."""
