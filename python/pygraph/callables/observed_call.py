@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime
 from pygraph.callables.host_output import watch_output
 from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.inference_results import inference_among
 from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.callables.user_code import is_library_file
 from pygraph.undoing import Undo, undoing
@@ -40,12 +41,14 @@ class Gradient:
 @dataclasses.dataclass(frozen=True)
 class Form:
     """Of a result. spec: its tree. kinds: of its leaves. detached: leaves whose backward is run in the
-    call. is_differentiable: whether gradients flow from other results, or could flow to arguments."""
+    call. is_differentiable: whether gradients flow from other results, or could flow to arguments.
+    inference: leaves that are tensors of ``torch.inference_mode``."""
 
     spec: Any
     kinds: tuple[type, ...]
     detached: frozenset[int]
     is_differentiable: bool = False
+    inference: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass
@@ -103,7 +106,7 @@ def observed_call(
         undo.append(observer.end)  # at once: no interrupt comes in between
         return call(), output, observer
 
-    drawn, layouts = random_state(), layouts_of(arguments)
+    drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
@@ -119,7 +122,7 @@ def observed_call(
         result = pytree.tree_unflatten(results, spec)
     needing = [*results, *(arguments.tensors if torch.is_grad_enabled() else ())]
     is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
-    form = Form(spec, kinds_of(results), used, is_differentiable)
+    form = Form(spec, kinds_of(results), used, is_differentiable, inference_among(results))
     seen = Observation(result, form, before)
     seen.effects = sorted(output)
     if layouts_of(arguments) != layouts:
@@ -130,6 +133,8 @@ def observed_call(
         _look_back(seen, before, observer, arguments, gradients, device)
         if random_state() != drawn:
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
+        elif _saved_tensors_hooks() != hooks:
+            seen.refusal = "it leaves hooks for saved tensors open"
         elif uncapturable:
             seen.refusal = uncapturable[0]
         elif unfit_result(results):
@@ -183,6 +188,12 @@ def _look_back(
         # A container that the call has filled and replaced is kept by nothing but this.
         before.forget()
         seen.refusal = _host_tensors(observer, device) or _survivors(observer, known, device)
+
+
+def _saved_tensors_hooks() -> Any:
+    """The innermost ones of the thread."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks and tuple(map(id, hooks))
 
 
 def _returns_its_own(result: Any, host: HostState) -> bool:

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime
 from pygraph.callables.host_state import HostState
+from pygraph.callables.inference_results import as_observed
 from pygraph.callables.observed_call import (
     Form,
     Gradient,
@@ -190,7 +191,9 @@ class StepFunction:
 
     def _result(self, outputs: Any) -> Any:
         """Of a replay."""
-        return self._unflatten(outputs[: len(self._form.kinds)])
+        leaves = outputs[: len(self._form.kinds)]
+        arguments = self._call.arguments.tensors
+        return self._unflatten(as_observed(leaves, self._form.inference, arguments))
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""
