@@ -25,7 +25,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs soak sanitize-gpu run test test-engine test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
+.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs soak soak-training sanitize-gpu run test test-engine test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m examples.python.demo --example build/engine/examples/cpp/relocate
@@ -80,6 +80,10 @@ fuzz-engine: build/engine/ready
 # These need a GPU: ten models in eight threads while the driver fails, and compute-sanitizer.
 soak: $(SITE)/ready
 	$(PY) -m tests.soak.run
+
+# 10 000 training steps by pygraph.graph beside uncaptured ones, and 500 with each other optimizer.
+soak-training: $(SITE)/ready
+	$(PY) -m tests.soak.training
 
 sanitize-gpu: $(SITE)/ready build/engine/ready
 	$(PY) -m tests.sanitizer.run

@@ -9,6 +9,7 @@ as it was. Then the program goes on, with the uncaptured program's bits, and get
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import random
@@ -138,8 +139,17 @@ class _Differentiated(_Step):
         return [state[0], *state[2:]]
 
 
+def _without_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier test may have replaced the method that PyTorch calls after `optimizer.step()`. An
+    interrupt in it ends the uncaptured program, too, between this statement and the next one."""
+    method = inspect.unwrap(torch.optim.Optimizer._optimizer_step_code)
+    monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", method)
+
+
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
+    _without_plain_loops(monkeypatch)
+
     def install() -> type[Replaying]:
         frozen_world.install(monkeypatch)
         monkeypatch.setattr(variant, "Partition", _Again)
@@ -150,6 +160,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
 
 @pytest.fixture
 def differentiated(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
+    _without_plain_loops(monkeypatch)
     yield from partitions_of(lambda: gradient_world.install(monkeypatch))
 
 
