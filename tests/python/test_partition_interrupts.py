@@ -25,7 +25,7 @@ from .interrupted import Moments, choose
 from .recorded_world import Program, World, is_free_for_others
 
 _MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
-_CALLS = 40
+_CALLS = 26
 _WRONG_FROM = 12  # the first call whose replay would be wrong, in a program that becomes wrong
 
 

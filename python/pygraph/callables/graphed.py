@@ -5,8 +5,8 @@ the host. A call that no variant fits is observed, as the first one of another v
 again and again, because something that the callable reads is different each time, calls are no more
 observed, and the reason tells what it is.
 
-Threads: a call is made with the lock of ``runtime.begin_drawing``, so that none is under way while memory is
-exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
+Threads: a call is made with the lock of ``runtime.begin_drawing``, so that none is under way while
+memory is exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
 """
 
 from __future__ import annotations
