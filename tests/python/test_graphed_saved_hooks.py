@@ -80,7 +80,8 @@ def leaving_open(rows: int) -> Pair:
 
 
 def test_hooks_that_each_call_leaves_open(gradients: Any) -> None:
-    leaving_open(rows=0).steps(12, 3, 4)
+    pair = leaving_open(rows=0)
+    pair.steps(12, 3, 4)
     assert "leaves hooks for saved tensors open" in reasons(gradients)
 
 

@@ -99,7 +99,6 @@ def test_some_inference_results(partitions: Any) -> None:
         found = graphed(X)
         assert [t.is_inference() for t in found] == [t.is_inference() for t in expected]
         assert all(map(torch.equal, found, expected))
-        assert found[2] is X
         assert found[0].data_ptr() == found[1][1:].data_ptr()
     assert replays(partitions) > 0
 
@@ -134,11 +133,9 @@ def test_a_layer_goes_on_from_inference_results(partitions: Any) -> None:
 def test_an_argument_of_inference_mode_is_another_one(partitions: Any) -> None:
     with torch.inference_mode():
         other = X.clone()
-    view, viewed = pygraph.graph(lambda x: x[1:]), []
-    asked = pygraph.graph(lambda x: x + x.is_inference())
+    view, asked = pygraph.graph(lambda x: x[1:]), pygraph.graph(lambda x: x + x.is_inference())
     for _ in range(8):
         assert torch.equal(asked(X), X) and not view(X).is_inference()
-    for _ in range(8):
-        viewed.append(view(other).is_inference())
-        assert torch.equal(asked(other), X + 1)
-    assert viewed == [True] * 8
+    assert replays(partitions) > 0
+    assert torch.equal(asked(other), X + 1)
+    assert [view(other).is_inference() for _ in range(8)] == [True] * 8
