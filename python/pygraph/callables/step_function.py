@@ -10,7 +10,8 @@ the gradients that it leaves. It runs in two ways:
                  everything on the host is put back: memory, gradients, attributes
 
 Memory is exchanged while no other thread is inside of a call of a graphed callable or draws random
-numbers (runtime.begin_capturing). A thread that uses the same model elsewhere would see the other memory.
+numbers (runtime.begin_capturing). A thread that uses the same model elsewhere would see the other
+memory.
 """
 
 from __future__ import annotations
