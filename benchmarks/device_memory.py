@@ -1,15 +1,15 @@
-"""Device memory that a variant takes, in a process where others have run before.
+"""Device memory that a variant takes, in a process in which others have run before.
 
-Counted is what the process has in use on the device (where NVML does not say, what all have): graphs
-and libraries count too, and the stand-ins of PyGraph's recordings, which take no memory, do not,
-unlike in PyTorch's own statistics. PyTorch keeps what it has taken, so what is in use is the peak
-since it last gave memory back; where it may have given back in between, :class:`Peak` looks all the
-time.
+Measured is the memory that the process uses on the device (if NVML does not report it, the memory that
+all processes use). That includes graphs and libraries, and, unlike PyTorch's own statistics, excludes
+the stand-ins of PyGraph's recordings, which take no memory. PyTorch keeps memory that it has taken, so
+the memory in use is the peak since PyTorch last released any. Where it may have released some in
+between, :class:`Peak` samples continuously.
 
-It cannot give back all: a segment in which one small tensor lives stays. What is free in such a
-segment is nobody's. A later variant that fits its tensors there takes less new memory than it uses, and
-one that does not is not to blame for it. So what counts is the new memory, and of the old as much as it
-must have used: what PyTorch had allocated at most, beyond the new segments.
+PyTorch cannot release everything: a segment with one small tensor in it stays. A later variant whose
+tensors fit into the free part of such a segment takes less new memory than it uses; one whose tensors
+do not fit must not be charged for the segment. So a variant's memory is the new memory, plus the part
+of the old segments that it must have used: PyTorch's peak of allocated memory, beyond the new segments.
 """
 
 from __future__ import annotations

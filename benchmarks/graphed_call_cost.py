@@ -1,14 +1,14 @@
-"""Where the host time of one call of a graphed callable goes that a graph serves.
+"""The host time of one call of a graphed callable that a graph serves, by part.
 
     python -m benchmarks.graphed_call_cost
 
 A training step of 1, 12 and 72 linear layers with fused AdamW: 8 tensors of state per layer (two
-parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left; at
-the beginning, two per layer are.
+parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left;
+with ``zero_grad`` at the beginning, two per layer are.
 
-Without a GPU a partition takes the engine's place that does nothing but return, so "in all" is what
-PyGraph does around a replay. With one, it has the replay in it, too, and the time is the host's. Least
-of several rounds, microseconds.
+Without a GPU a partition that only returns takes the engine's place, so "in all" is the time of
+PyGraph's work around a replay. With a GPU it includes the replay, and is host time. Least of several
+rounds, in microseconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from rich.table import Table
 
 import pygraph
 from pygraph import runtime
-from pygraph.callables import probes, serving, variant
+from pygraph.callables import serving, variant
 from pygraph.callables.graphed import Graphed
+from pygraph.callables.host import probes
 from pygraph.callables.signature import take_apart
 from pygraph.callables.variant import Variant
 from pygraph.partition.signature import Entry
@@ -111,7 +112,7 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
         "may it be served?": serving.may_be_served,
         "arguments": lambda: step._forms.take_apart((x, y), {}),
         "another form": lambda: take_apart((x, y), {}),
-        "rules": lambda: step._is_refused(arguments),
+        "rules": lambda: step._refused.has(arguments.key),
         "state, gradients": lambda: variant.fits(arguments),
         "host": host.holds,
         "shared memory": lambda: variant.is_shared_by(arguments),

@@ -1,8 +1,8 @@
 """Cost of barriers in Inductor's kernels, and of other remedies (docs/explanation/inductor-race.md).
 
-Programs whose kernels overwrite what they read, each compiled three times: as Inductor does it, with
-barriers, and without in-place buffers (which leaves inputs that a program writes unprotected). The same
-graphs replay by turns; medians of GPU time per replay, and ratios to Inductor's.
+Programs whose kernels overwrite what they read, each compiled three times: by plain Inductor, with
+barriers, and without in-place buffers (which leaves inputs that a program writes unprotected). The
+variants' graphs replay alternately; medians of GPU time per replay, and ratios to plain Inductor.
 
     python -m benchmarks.inplace_race
 """

@@ -1,8 +1,8 @@
-"""Several workloads at a time, one lane per GPU named; none is timed while another compiles.
+"""Compiles several workloads at a time, one lane per GPU named; times none while another one compiles.
 
 A worker compiles its variants, creates ``<token>.ready`` and waits for ``<token>.go`` (turn.py).
-Meanwhile its lane starts the next workload. When all have compiled, they are let go, few at a time and
-never two on one GPU: compilers would slow down the Python code that is measured.
+Meanwhile its lane starts the next workload. When all have compiled, they continue, few at a time and
+never two on one GPU, because compilers would slow down the Python code that is measured.
 """
 
 from __future__ import annotations

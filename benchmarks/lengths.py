@@ -2,8 +2,8 @@
 
     python -m benchmarks.lengths
 
-A graph per length would cost more than it gains. Prints, for Inductor and PyGraph, the seconds for all
-calls after compilation (six rounds in turns, each from the start), and the device memory that it adds.
+A graph per length would cost more than it gains. For Inductor and PyGraph, prints the seconds for all
+calls after compilation (six alternating rounds, each from the start), and the device memory added.
 """
 
 from __future__ import annotations

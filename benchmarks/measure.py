@@ -1,9 +1,9 @@
-"""Measuring one workload: all variants in one process, timed in turns.
+"""Measures one workload: all variants in one process, timed in rotation.
 
-First each variant in turn is compiled and called a few times, which gives the memory that it adds to
-the model's and, where it started with empty caches, its compile time. Then all of them are timed in
-rounds, one after the other in each round, so that a change of the machine's speed meets all of them.
-Medians over the rounds are kept, with the spread.
+First each variant is compiled and called a few times. That gives the memory that it adds to the model's
+and, if it started with empty caches, its compile time. Then all variants are timed in rounds, one after
+the other in each round, so that a change of the machine's speed affects all of them. Medians over the
+rounds are kept, with the spread.
 """
 
 from __future__ import annotations

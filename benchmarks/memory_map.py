@@ -1,10 +1,10 @@
-"""Who keeps device memory: what is alive in PyTorch's allocator after some calls of a workload.
+"""The owners of device memory: what is alive in PyTorch's allocator after some calls of a workload.
 
     python -m benchmarks.memory_map --suite paper MTCG-I/inference [--variants inductor pygraph]
 
-For each variant, in turn in one process, as the benchmarks run them: what its graphs keep and take,
-then each segment of 1 MiB and more, with the memory alive in it by the line that allocated it. A
-segment of which little is in use is memory that larger tensors cannot have.
+For each variant, one after the other in one process as in the benchmarks: the memory that its graphs
+keep and take, then each segment of 1 MiB and more, with the memory alive in it by the line that
+allocated it. A segment of which little is in use is memory that larger tensors cannot have.
 """
 
 from __future__ import annotations

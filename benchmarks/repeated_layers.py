@@ -1,11 +1,11 @@
-"""Layers of one kind that are compiled one by one, so that one of them is compiled for all.
+"""Equal layers that are compiled one by one, so that one compilation serves all of them.
 
     python -m benchmarks.repeated_layers
 
 A decoder of 24 equal layers, as a whole and layer by layer, with Inductor, Inductor with graphs and
-PyGraph. Prints for each the seconds until it has been called 30 times, from empty caches, microseconds
-per call (medians of blocks of calls in turns, with the smallest and the largest), and the MiB of device
-memory that it added.
+PyGraph. For each, prints the seconds until it has been called 30 times, from empty caches; the
+microseconds per call (medians of alternating blocks of calls, with the smallest and the largest); and
+the MiB of device memory that it added.
 """
 
 from __future__ import annotations

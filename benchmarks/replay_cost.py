@@ -1,8 +1,8 @@
-"""Where the host time of a replay goes: inputs, outputs, touched nodes.
+"""The host time of a replay, by inputs, outputs and touched nodes.
 
     python -m benchmarks.replay_cost
 
-Calls the engine's callable directly (no Dynamo, no AOTAutograd) on graphs of one varied property.
+Calls the engine's callable directly (no Dynamo, no AOTAutograd), on graphs that vary in one property.
 """
 
 from __future__ import annotations

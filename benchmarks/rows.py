@@ -1,7 +1,7 @@
-"""The rows of a document of results: which belong to a workload, what is measured, what is left.
+"""The rows of a file of results: which belong to a workload, what is measured, what remains.
 
-A worker prints each row, and before each part of its work ``NOW`` and the variant that it is for. A
-process that ends too early has ended in that variant; the others are measured by another process.
+A worker prints each row, and before each part of its work ``NOW`` and the variant of that part. If a
+process ends too early, it ended in that variant, and another process measures the others.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How long a process takes until its tenth call, the first time and when the caches on disk are filled.
+"""The time until a process's tenth call, for a first start and with filled caches on disk.
 
     python -m benchmarks.second_start [--starts 3] [--variants pygraph "inductor+graphs"]
 
 A BERT of 12 layers with random weights, in inference and in training. Each start is a process of its
-own with the cache folder of its variant; the first one finds it empty. Seconds are those from before
-``torch.compile`` to the end of the tenth call on the GPU, without the imports and the making of the
-model. The later starts of the variants take turns; medians, smallest and largest are printed, and how
-far results are from those of the first start.
+own with the cache folder of its variant, which is empty for the first one. The time is measured from
+before ``torch.compile`` to the end of the tenth call on the GPU, without imports and the construction
+of the model. The later starts of the variants alternate. Prints medians, smallest and largest times,
+and the distance of the results from those of the first start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suites that the runner knows, and what differs between those of models and that of steps."""
+"""The suites of the runner, and the differences between suites of models and of whole steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A worker's turn on a GPU on which other workers compile.
 
-Compiling is the CPU's work, so several workers may do it for one GPU. But whatever is measured
-meanwhile, by Inductor's tuning or PyGraph's selection, must find the GPU idle otherwise: only one
-worker at a time has it. (What a program computes in its very first call, between compilations, is not
-measured by anybody.)
+Compiling is work of the CPU, so several workers may compile for one GPU. But measurements meanwhile, by
+Inductor's tuning or PyGraph's selection, must find the GPU otherwise idle, so only one worker at a time
+has the turn. (The work of a program's very first call, between compilations, is not measured.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways to run a workload: each compiles the module and makes one step."""
+"""The variants of a workload: each compiles the module and makes one step."""
 
 from __future__ import annotations
 

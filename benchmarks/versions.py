@@ -1,11 +1,12 @@
-"""Two versions of PyGraph side by side: each workload under both, in one run on one GPU.
+"""Compares two versions of PyGraph: each workload under both, in one run on one GPU.
 
     python -m benchmarks.versions /path/of/the/other/checkout [--only bert] [--lanes 9] [--together 9]
 
-The other version is a checkout with its extension built, and its Python package is found in its
-``python`` folder or on ``--other-path``. This version runs twice: with the patches of PyTorch that are
-on by default, and with all of them. All compile side by side; they are timed one after the other, those
-of a workload next to each other. The table has this version's numbers as multiples of the other's.
+The other version is a checkout with its extension built; its Python package is found in its ``python``
+folder or on ``--other-path``. This version runs twice: with the patches of PyTorch that are on by
+default, and with all patches. All compile side by side; they are timed one after the other, the
+versions of one workload next to each other. The table has this version's numbers as multiples of the
+other's.
 """
 
 from __future__ import annotations

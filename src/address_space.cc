@@ -16,8 +16,8 @@ constexpr int kReadWrite = 3;
 constexpr uint64_t kMostGaps = 128;                  // of 512 bytes
 constexpr uint64_t kFirstGap = 89;                   // of 512 bytes, where gaps are irregular
 constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
-// From so many bytes on, the mappings that a large page saves (80 us each) are worth the time to
-// fill and check it (some 30 ms).
+// The smallest allocation for which the mappings that a large page saves (80 us each) are worth the
+// time to fill and check the page (some 30 ms).
 constexpr uint64_t kLargeAllocation = uint64_t{512} << 20;
 
 abi::MemoryAllocationProperties page_properties(int device) {
@@ -27,15 +27,16 @@ abi::MemoryAllocationProperties page_properties(int device) {
   return properties;
 }
 
-// Where the first allocation of a half lies. Two spaces are a round number of bytes apart, as each
-// is reserved at once. Garbage that differs by a round number would look like an address in both.
+// Where the first allocation of a half lies. Two spaces are a round number of bytes apart, because
+// each is reserved as a whole. Without this, garbage that differs by a round number would look like
+// an address in both.
 uint64_t irregular_start(uint64_t half, uint64_t granularity) {
   return half / granularity * 5 / 128 * granularity;
 }
 
-// ReusableOutput memory through which the content of pages goes, piece by piece. Pinned, because
-// copies from and to other memory take several times as long, and verification does this eight
-// times per graph; where that cannot be had, other memory does. One for the process, kept.
+// Host memory through which the content of pages is copied, piece by piece. Pinned, because
+// copies from and to pageable memory take several times as long, and verification makes eight of
+// them per graph; pageable if there is no pinned memory. One piece for the process, never freed.
 class Staging {
  public:
   explicit Staging(const Driver& driver) : lock_(mutex()) {
@@ -49,7 +50,7 @@ class Staging {
     if (pinned == nullptr) pageable_.resize(kWords);
     words_ = {pinned != nullptr ? static_cast<uint64_t*>(pinned) : pageable_.data(), kWords};
   }
-  // For each piece of the page: its address, and as much of this memory as it is large.
+  // Calls `function` for each piece of the page, with its address and as many words of this memory.
   template <typename Function>
   void for_each_piece(uint64_t address, uint64_t size, Function&& function) const {
     for (uint64_t offset = 0; offset < size; offset += kBytes) {

@@ -9,18 +9,18 @@
 //                                                    +-> K -+
 //                                                    +-> V -+
 //
-//   * Two nodes conflict if they use one symbol and at least one of them writes to it. An input is
-//     another symbol than the next, but may lie in the same memory: if any input is written, all
-//     inputs are one. Other symbols never overlap, wherever they are placed: memory is planned for
-//     the order that is found here.
-//   * The nodes of one operator stay in order: a library may hand something over between them.
-//   * A node that nothing was declared of, such as a library's kernel that may find its addresses
-//     in device memory, waits for all before it, and all after it wait for it.
+//   * Two nodes conflict if they use one symbol and at least one of them writes to it. Different
+//     inputs are different symbols but may overlap in memory, so if any input is written, all
+//     inputs count as one. Other symbols never overlap, because memory is planned later, for the
+//     order that is found here.
+//   * The nodes of one operator stay in order: a library may pass data between them.
+//   * A node without known accesses, such as a library's kernel that may find its addresses in
+//     device memory, waits for all nodes before it, and all nodes after it wait for it.
 //   * Every edge is a full one: no kernel starts before the nodes that it waits for have ended,
-//   also
-//     where it was captured so (docs/decisions/0026).
-//   * At most `lanes` nodes run at a time. Each goes behind a node it waits for where that is the
-//     end of a lane, else to a lane whose end it waits for anyway.
+//     even if it was captured with an edge that allows that (docs/decisions/0026).
+//   * At most `lanes` nodes run at a time. A node is appended to a lane whose last node it waits
+//     for; else to a lane whose last node has ended anyway when it starts; else, if all lanes are
+//     busy, to the lane whose last node comes first in the recorded order.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,7 @@
 namespace pygraph {
 
 struct Branches {
-  std::vector<Edge> edges;  // of the whole recording: those inside of child graphs as they were
+  std::vector<Edge> edges;  // of the whole recording: those inside child graphs as they were
   ExecutionOrder order;
   uint32_t lanes = 1;  // used
 };

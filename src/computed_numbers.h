@@ -21,16 +21,17 @@ struct Number {
 // Its place and both values, for the reason of a refusal.
 std::string describe(const Number& number);
 
-// Recognises numbers that were computed from addresses. Each symbol's address differs between the
-// recordings by a distinct number, its displacement. A number computed from addresses differs by
-// the same computation on the displacements, and its value is that computation on the addresses.
-// Both must hold, because with many displacements one of them may match the difference of two host
-// pointers by chance.
+// Recognises numbers that were computed from addresses. Between the recordings, each symbol's
+// address differs by a distinct number, its displacement. A number that is computed from addresses
+// differs by the same computation on their displacements, and its value is that computation on the
+// addresses. Both conditions are checked, because with many displacements the difference of two
+// host pointers may meet one of them by chance.
 class Displacements {
  public:
   explicit Displacements(const std::vector<Symbol>& symbols);
-  // Whether a number may be an address, plus any constant; or the difference or sum of an address
-  // in one of `used` and one in another symbol: in bytes or elements of up to 16, or negated.
+  // Whether a number may be an address plus a constant; or the difference or sum of an address in
+  // one of `used` and an address in another symbol. In bytes, or in elements of up to 16 bytes;
+  // also negated.
   bool explain(const Number& number, const std::vector<uint32_t>& used) const;
 
  private:

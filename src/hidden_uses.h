@@ -2,8 +2,8 @@
 //
 // A kernel may store an address in device memory, which a later kernel reads. PyTorch's own
 // operators do so only within one operator (grouped products and batched solvers make tables of
-// addresses), and the compiler's kernels never do. For all other kernels it is assumed that each
-// may use all memory that an earlier one was given.
+// addresses), and the compiler's kernels never do. Each other kernel is
+// assumed to use all memory that any earlier kernel was given.
 #pragma once
 
 #include <cstdint>

@@ -14,18 +14,20 @@ namespace pygraph {
 // ended (programmatic stream serialization).
 constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .reserved = {}};
 
-// By positions of top-level nodes, as lifetimes are (Allocation). Every node before begin_of(p) has
-// ended when node p begins. Memory whose last use is before that may serve p.
+// Counts in positions of top-level nodes, as lifetimes do (Allocation). Every node before
+// begin_of(p) has ended when node p begins, so memory whose last use is before begin_of(p) is free
+// for p.
 //
-// In a chain, where each node follows the one before it, that is p itself, unless kernels overlap:
-// one that was launched with programmatic stream serialization starts before its predecessor ends.
-// Such nodes form a step with their predecessors, and begin_of is where the step begins. When the
-// next step starts, every node of the ones before has ended: the capture leaves it with one edge,
-// from the last of them, and everything that frees memory in stream order, such as PyTorch's
-// allocator, relies on a stream's work being complete when its last kernel is.
+// In a chain, where each node follows the one before it, begin_of(p) is p itself, unless kernels
+// overlap: a kernel that was launched with programmatic stream serialization may start before its
+// predecessor ends. Such nodes form a *step* with their predecessors, and begin_of(p) is the first
+// node of the step. When the next step starts, every node of earlier steps has ended. The graph has
+// only one edge for that, from the last node of the step, but everything that frees memory in
+// stream order, such as PyTorch's allocator, relies on it, too: a stream's work is complete when
+// its last kernel is.
 //
-// In a graph with branches (branches.h), a node does not wait for all nodes before it; `ended` says
-// for which, by position.
+// In a graph with branches (branches.h), a node does not wait for all nodes before it. `ended` has,
+// by position, the nodes that it waits for.
 struct ExecutionOrder {
   std::vector<uint32_t> step_begin;
   bool is_chain = true;

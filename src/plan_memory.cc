@@ -10,14 +10,15 @@
 //           +------------------> nodes
 //
 // If kernels may overlap, lifetimes are counted in steps of overlapping kernels (order.h). In a
-// graph that was recorded with branches less is known. There the allocator's decisions are kept:
-// addresses that were shared while recording stay shared, because stream order makes that safe.
+// graph that was recorded with branches (the function forked its stream), the order is not known
+// well enough. There the allocator's layout is kept: allocations share an address if they shared it
+// while recording, which stream order made safe.
 //
-// A backward frees its saved tensors one by one, and its results take their place, so uncaptured
-// its memory hardly grows. A graph gets all its memory before it starts, and would need both. Hence
-// donated inputs of a chain are used twice: an output, or several side by side, takes one over (its
-// memory becomes theirs), if the input's last use comes before their first use. Internal memory is
-// placed in the other donated inputs.
+// A backward frees its saved tensors one by one, and in an uncaptured run its results take their
+// place, so its memory hardly grows. A graph gets all its memory before it starts, and would need
+// memory for both. Hence donated inputs of a chain are used twice: an output, or several side by
+// side, takes over the memory of an input whose last use comes before the outputs' first use.
+// Internal memory is placed in the other donated inputs.
 //
 // The largest allocations can get blocks of their own, in which smaller ones are placed beside and
 // after them; or they lie in an output that is written later.

@@ -65,7 +65,7 @@ std::unique_ptr<ExecutableGraph> record(const Driver& driver, int device,
   const Capture first = capture(driver, stream.get(), space_a, buffers, issue);
   Capture second = capture(driver, stream.get(), space_b, buffers, issue);
   LinkedGraph linked = link(driver, first.recording, std::move(second.recording));
-  if (linked.unexplained_words > 0) {  // nobody verifies the graph here
+  if (linked.unexplained_words > 0) {  // there is no verification here
     throw NotRelocatable(std::to_string(linked.unexplained_words) +
                          " parameter words look like addresses and belong to no buffer");
   }

@@ -17,10 +17,10 @@
 //
 // A constant that is an address must belong to memory that stays valid (constants.h).
 //
-// A word that differs and is not explained is refused if it is certainly used: as the address of a
-// copy or fill, or as a parameter of its own, unless one of PyTorch's own operators launched the
-// kernel. (Those have functors of 8 bytes and less, part of which is padding.) If it may be
-// padding, its value in B, the graph that will run, decides:
+// A word that differs and belongs to no symbol is refused if it is certainly used: if it is the
+// address of a copy or fill, or a parameter of its own, unless one of PyTorch's own operators
+// launched the kernel. (Those have functors of 8 bytes and less, part of which is padding.) If the
+// word may be padding, its value in B, the graph that will run, decides:
 //
 //     no device memory        refused if it is computed from addresses (computed_numbers.h). Else
 //                             noise: uninitialised padding; left alone
@@ -87,7 +87,8 @@ bool is_updatable(const Node& node) {
 }
 
 // The final check: writing A's addresses through the relocations must turn B's images into A's,
-// words left alone aside. Holds by construction; a failure would be an error of this file.
+// except for words that are left alone. Holds by construction; a failure would be an error in this
+// file.
 void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_alone) {
   uint32_t unexplained = 0;
   size_t next = 0;
@@ -158,9 +159,9 @@ class Scan {
     }
   }
 
-  // PyTorch's own operators give kernels no counters, no differences of addresses, and no numbers
-  // of their own that differ from launch to launch: what differs is an address, or padding.
-  // Elsewhere it may be meant.
+  // PyTorch's own operators give kernels no counters, no differences of addresses, and no other
+  // numbers that differ from launch to launch: a word that differs is an address, or padding. In
+  // other kernels it may be a number that the kernel uses.
   bool launched_by_pytorch() const {
     const Operator* op = b_.operator_of(node_b());
     return op != nullptr && !op->is_foreign;
@@ -287,8 +288,8 @@ class Scan {
     ++equal_words_;
   }
 
-  // A word that differs, in a larger parameter, and points at device memory that is no symbol's:
-  // of the program's tensors, or of a library, which has other memory in each call.
+  // A word in a larger parameter that differs, and points at device memory that belongs to no
+  // symbol: memory of the program's tensors, or of a library that has other memory in each call.
   void judge_other_memory(uint64_t word) {
     constexpr const char* kReason =
         "has an address among its parameters that belongs to no known memory";

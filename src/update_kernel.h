@@ -4,8 +4,8 @@
 // at that time. A library may lower the limit again after the launch that was captured: cuDNN's
 // batch norm sets it before each launch to what that launch needs (seen with cuDNN 9 on an H200,
 // where the graph of ResNet-18 has launches of one function with 2 to 64 KiB). Then the limit is
-// raised to the most that the device allows, and the parameters are set again. Whoever else uses
-// the function loses nothing: the limit is never lowered.
+// raised to the most that the device allows, and the parameters are set again. That does no harm to
+// other users of the function, because the limit is only raised.
 #pragma once
 
 #include "pygraph/driver.h"

@@ -1,4 +1,4 @@
-"""Models that touch the CPU in the middle: what used to keep their kernels out of graphs."""
+"""Models with work on the CPU in the middle, which used to keep their kernels out of graphs."""
 
 from __future__ import annotations
 

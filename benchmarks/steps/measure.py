@@ -1,10 +1,10 @@
-"""Measuring one workload of whole steps: all variants in one process.
+"""Measures one workload of whole steps: all variants in one process.
 
-Each is built, and its first steps are made, in turn; this gives the memory that it adds. When all have
-been, the results of the same steps from the same state are compared. Then all are timed in rounds, one
-after the other in each round. A variant that fails has a row with the error, and the others go on; one
-that breaks the process's access to the GPU ends the process, and the runner starts another one without
-it (``NOW``, see :mod:`benchmarks.run`).
+Each variant is built and makes its first steps, one variant after the other; this gives the memory that
+it adds. Then the results of the same steps from the same state are compared. Then all are timed in
+rounds, one after the other in each round. A variant that fails has a row with the error, and the others
+go on. If a variant breaks the process's access to the GPU, the process ends, and the runner starts
+another one without that variant (``NOW``, see :mod:`benchmarks.run`).
 """
 
 from __future__ import annotations

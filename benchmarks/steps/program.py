@@ -1,7 +1,7 @@
-"""What a workload of whole training steps is.
+"""The definition of a workload of whole training steps.
 
 Each variant of a workload has a program of its own, built from the same seed: modules, optimizers and a
-step over them, as a script has them. Modules are compiled, or not, by the variant (variants.py).
+step over them, as in a training script. The variant decides whether modules are compiled (variants.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways to make a training step."""
+"""The variants of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The suite's workloads; those that take long to compile come first in a run, whatever their order."""
+"""The suite's workloads. Those that take long to compile come first in a run, whatever their order
+here."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 // The form of the arguments of a call, which tells whether those of another call are alike.
 //
-// To take arguments apart in Python (python/pygraph/callables/signature.py) takes some 10 us. Most
-// calls are made with arguments of the same form as the last ones: the same containers with the
-// same keys, equal values, tensors in the same places. So a form that was seen is kept as a list of
-// nodes, in the order of PyTorch's pytree, and the next arguments are compared with it.
+// Taking arguments apart in Python (python/pygraph/callables/signature.py) takes about 10 us. Most
+// calls have arguments of the same form as earlier ones: the same containers with the same keys,
+// equal values, tensors in the same places. So each form is stored as a list of nodes, in the order
+// of PyTorch's pytree, and the next arguments are compared with it.
 //
-// Only what is common has a form: tuples, lists and dictionaries, with strings or integers as keys;
-// tensors; values; and other objects, which must be the same ones. A form says yes only where
-// Python would find an equal key; where it says no, Python looks.
+// Only common arguments have a form: tuples, lists and dictionaries with strings or integers as
+// keys; tensors; values; and other objects, which are compared by identity. A form matches only if
+// Python would compute an equal key; if it does not match, Python takes the arguments apart.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,8 +1,9 @@
-// Autograd's graph of a rehearsed call, which is kept in order to be run again.
+// Autograd's graph of a rehearsed call, which is kept so that it can be run again.
 //
 // A kept graph must not end in the program's own tensors: hooks on a parameter would run each time
 // that the kept graph does, and the node that accumulates a parameter's gradient would stay on the
-// stream of a recording. So edges that lead to the program's tensors are made to lead to others.
+// stream of a recording. So edges that lead to the program's tensors are redirected to other
+// leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@
 
 namespace pygraph::bindings {
 
-// What is between results and the tensors that their gradients flow to.
+// The graph between results and the tensors that their gradients flow to.
 struct GraphSurvey {
   std::vector<uint32_t> reached;  // positions of the tensors to which edges lead
   bool reaches_others = false;    // a leaf that is none of them
@@ -26,7 +27,8 @@ struct GraphSurvey {
 GraphSurvey survey_graph(const std::vector<at::Tensor>& results,
                          const std::vector<at::Tensor>& ends);
 
-// Makes edges that lead to ends[i] lead to the leaf instead[i]. Nobody may run the graph meanwhile.
+// Redirects edges that lead to ends[i] to the leaf instead[i]. No thread may run the graph
+// meanwhile.
 void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& ends,
                    const std::vector<at::Tensor>& instead);
 

@@ -17,7 +17,7 @@ namespace {
 
 thread_local CallObserver* t_observer = nullptr;
 
-// Operators that wait for the GPU whenever they are given a tensor on it.
+// Operators that wait for the GPU whenever an argument is on it.
 constexpr std::array<std::string_view, 6> kWaiting = {"aten::_local_scalar_dense", "aten::nonzero",
                                                       "aten::masked_select",       "aten::_unique2",
                                                       "aten::unique_dim",          "aten::equal"};
@@ -46,8 +46,8 @@ bool is_uncapturable(std::string_view name, c10::ArrayRef<const c10::IValue> inp
   return std::ranges::find(kWaiting, name) != kWaiting.end() && is_on_gpu(inputs[0]);
 }
 
-// Such are a compiler's tensors while it traces: also those that claim to be on another device. The
-// size of their storage may be a symbol, which cannot be asked for.
+// A compiler's tensors while it traces, including those that claim to be on another device. The
+// size of their storage may be a symbol, which has no value yet.
 bool has_no_memory(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.unsafeGetTensorImpl()->unsafe_storage().device().is_meta();
 }
@@ -60,7 +60,7 @@ bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& s
 
 }  // namespace
 
-// The addresses that the allocators have handed out on this thread, and not taken back.
+// The addresses that the allocators have handed out on this thread, and that were not freed.
 class FreshMemory : public MemoryReports {
  public:
   // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
@@ -109,7 +109,7 @@ const SeenStorage* CallObserver::find(const at::Tensor& tensor) const {
   return found == index_.end() ? nullptr : &storages_[found->second];
 }
 
-// PyTorch swallows exceptions of callbacks, so they are kept.
+// PyTorch swallows exceptions of callbacks, so they are stored.
 std::unique_ptr<at::ObserverContext> CallObserver::enter(const at::RecordFunction& function) {
   if (t_observer == nullptr || !is_operator(function)) return nullptr;
   const bool is_node = function.scope() == at::RecordScope::BACKWARD_FUNCTION;
@@ -145,7 +145,7 @@ void CallObserver::note_inputs(const at::RecordFunction& function) {
   const bool is_described = schema && schema->arguments().size() == inputs.size();
   for (size_t i = 0; i < inputs.size(); ++i) {
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
-      // A number of Python's, which an operator has made a tensor for another one.
+      // A Python number that an operator has converted to a tensor for another operator.
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || has_no_memory(tensor)) return;
       if (!is_plain(tensor)) {
         if (unknown_.empty()) unknown_ = function.name();
@@ -175,7 +175,7 @@ SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool
   const auto& storage = tensor.storage();
   auto entry = index_.find(storage.unsafeGetStorageImpl());
   if (entry == index_.end()) {
-    // A storage may refuse to tell: it gets its number only when it is there.
+    // storage.data() may throw, so the storage gets its number only afterwards.
     const bool is_born = is_output || fresh_->contains(storage.data());
     storages_.push_back({storage.getWeakStorageImpl(),
                          storage.device(),

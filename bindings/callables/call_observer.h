@@ -6,15 +6,15 @@
 // operator of the call before, is *state*: a parameter, a buffer, an optimizer's moments, an
 // argument. A storage that is first seen as an output was *born* in the call.
 //
-// Only the outermost operators count where they are PyTorch's own: what others they call inside
-// finds its memory through their arguments, or is allocated by them, in part without an operator.
+// Of PyTorch's own operators only the outermost count: an operator that they call gets its memory
+// from their arguments, or from allocations of theirs, some of which are made without an operator.
 //
 // Compiled code makes tensors without an operator. So memory that PyTorch's allocator has handed
 // out on this thread since the call began is born as well (c10::MemoryReportingInfoBase, the
 // profiler's interface, too).
 //
-// Nothing that is seen is kept alive: references are weak. Kernels that are launched without an
-// operator (Triton's, from Python) are not seen; what they use must be found otherwise.
+// The observer keeps nothing alive: its references are weak. It does not see kernels that are
+// launched without an operator (Triton's, from Python); their memory must be found otherwise.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -85,7 +85,7 @@ class CallObserver {
   bool is_observing_ = true;
   std::shared_ptr<FreshMemory> fresh_;
   std::optional<c10::DebugInfoGuard> guard_;
-  int depth_ = 0;               // of operators inside of each other
+  int depth_ = 0;               // of operators inside each other
   bool is_inside_own_ = false;  // whether the outermost one is PyTorch's own
   std::string unknown_;
   at::CallbackHandle handle_;

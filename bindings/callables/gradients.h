@@ -1,4 +1,4 @@
-// The gradients of lists of tensors: which there are, and setting them. Needs Python's lock.
+// The gradients of lists of tensors: which tensors have one, and setting them. Needs Python's lock.
 #pragma once
 
 #include <Python.h>
@@ -8,7 +8,7 @@
 
 namespace pygraph::bindings {
 
-// One byte per tensor of a list: 1 where it has a gradient.
+// One byte per tensor of a list: 1 if it has a gradient, else 0.
 std::string gradient_pattern(PyObject* tensors);
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
 

@@ -1,9 +1,9 @@
 // Watches values on the host that a callable reads: whether any has changed, and how to undo it.
 //
-// A replay does not run the callable's Python, so each value that Python would have read must be
-// what it was when the graph was recorded. Python finds the places (python/pygraph/callables/
-// reachable.py); there may be thousands, which are compared at each call, so they are compared
-// here: by identity, and numbers and strings by value where they are other objects.
+// A replay does not run the callable's Python, so each value that Python would read must be what it
+// was when the graph was recorded. Python finds the places (python/pygraph/callables/). There may
+// be thousands, and each call compares them, so the comparison is made here: by identity, and for
+// different objects that are numbers or strings by value.
 //
 // Python up to 3.12 gives a dictionary a new version at each modification, unique in the process. A
 // dictionary that still has the version with which it was compared last is not compared again. (A
@@ -23,29 +23,31 @@
 
 namespace pygraph::bindings {
 
-// Its references are borrowed: who makes it holds all that it is given, where Python's garbage
-// collector sees it. To be used with Python's lock.
+// Its references are borrowed: its creator must hold all objects that it is given, in a place that
+// Python's garbage collector sees. To be used with Python's lock.
 class HostWatch {
  public:
-  // What is there now: of a dictionary `keys` with `values`, and not `absent` (tuples).
+  // Watches that a dictionary has `keys` with `values`, and no keys of `absent` (tuples).
   void add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent);
-  // Of a dictionary `keys` with `values`, in this order, and nothing else but perhaps `left_out`.
+  // Watches that a dictionary has `keys` with `values`, in this order, and no other keys except for
+  // those of `left_out`.
   void add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* left_out);
   void add_list(PyObject* list, PyObject* items);
-  // `content`: a tuple of what is in the cell, or of nothing.
+  // `content`: a tuple of the cell's content; an empty tuple if the cell is empty.
   void add_cell(PyObject* cell, PyObject* content);
-  // Its layout, whether it requires a gradient, and its hooks.
+  // Watches its layout, whether it requires a gradient, and its hooks.
   void add_tensor(PyObject* tensor);
-  // Its code and defaults, which the caller holds.
+  // Watches its code and defaults, which the caller holds.
   void add_function(PyObject* function);
-  // Of which class it is, and which dictionary its attributes are in.
+  // Watches its class, and which dictionary holds its attributes.
   void add_instance(PyObject* instance);
-  // Its version: whether an attribute of it or of its bases was set.
+  // Watches its version, which changes if an attribute of it or of its bases is set.
   void add_class(PyObject* type);
 
   // Whether everything is as it was when it was added.
   bool holds();
-  // Puts back what dictionaries, lists and cells had. False with a Python error set on failure.
+  // Restores the contents of dictionaries, lists and cells. False with a Python error set on
+  // failure.
   bool restore();
 
  private:

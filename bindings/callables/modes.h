@@ -9,7 +9,7 @@
 
 namespace pygraph::bindings {
 
-// Those that Python and operators obey, and that are no switches (tensors/switches.h).
+// The modes that Python and operators obey, except for the switches (tensors/switches.h).
 struct Modes {
   struct Autocast {
     bool is_enabled;
@@ -28,7 +28,7 @@ struct Modes {
   std::string text() const;
 };
 
-// As of now, in this thread.
+// The modes of this thread now.
 Modes current_modes();
 
 // Whether something of the program's must see the operators of this thread: anomaly detection,

@@ -21,18 +21,18 @@
 
 namespace pygraph::bindings {
 
-// Not thread-safe beyond Python's lock, with which owners are freed, too.
+// Not thread-safe beyond Python's lock, which is also held when owners are freed.
 class State {
  public:
-  // What `observer` has seen on `device` and was not born in the call, and the memory of
-  // `reachable` tensors on the device, which kernels may use that were launched without an
-  // operator; without the memory of `excluded` tensors.
+  // The state consists of the memory on `device` that `observer` has seen and that was not born in
+  // the call, and of the memory of `reachable` tensors on the device, which kernels that are
+  // launched without an operator may use; without the memory of `excluded` tensors.
   State(const CallObserver& observer, const std::vector<at::Tensor>& reachable,
         const std::vector<at::Tensor>& excluded, c10::Device device);
 
   // The flat tensors; they keep the memory alive.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  // An operator that uses memory of which no owner is alive; empty if there is none.
+  // The name of an operator that uses memory without a living owner; empty if there is none.
   const std::string& unowned() const { return unowned_; }
 
   // Positions of the storages that the observer saw written.
@@ -43,8 +43,9 @@ class State {
   // Whether the tensors (of a list) overlap each other, or lie in a storage of the state. (Small
   // gradients and those in buckets are parts of one storage that do not overlap.)
   bool is_shared_by(PyObject* tensors) const;
-  // Tells autograd that owners were written: those of storages that the observer saw written, and
-  // of the flat tensors at `positions`, a list of numbers. Throws std::out_of_range.
+  // Increases the version counters of owners, so that autograd knows that they were written: of the
+  // storages that the observer saw written, and of the flat tensors at `positions`, a list of
+  // numbers. Throws std::out_of_range.
   void bump_versions(PyObject* positions) const;
 
  private:

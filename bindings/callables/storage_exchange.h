@@ -1,5 +1,5 @@
-// Storages whose memory is exchanged for other memory for a while, so that everything that uses
-// them (parameters, views, optimizers) works on the other memory.
+// Exchanges the memory of storages temporarily, so that everything that uses the storages
+// (parameters, views, optimizers) works on other memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

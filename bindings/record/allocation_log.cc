@@ -40,7 +40,7 @@ class Observer : public MemoryReports {
   }
 
  private:
-  // Outside the capture: as many as there were.
+  // Outside the capture the number of nodes does not change.
   uint32_t nodes() { return node_count_ = count_nodes(driver_, stream_, node_count_); }
 
   const Driver& driver_;
@@ -68,7 +68,7 @@ AllocationScope::~AllocationScope() {
 
 }  // namespace pygraph::bindings
 
-// Null is turned into PyTorch's OutOfMemoryError.
+// PyTorch turns null into its OutOfMemoryError.
 void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/) {
   using Content = pygraph::AddressSpace::Content;
   if (pygraph::bindings::t_space == nullptr) return nullptr;
@@ -81,5 +81,5 @@ void* pygraph_record_allocate(int64_t size, int /*device*/, CUstream /*stream*/)
 }
 
 void pygraph_record_free(void* /*address*/, int64_t /*size*/, int /*device*/, CUstream /*stream*/) {
-  // The addresses go back all at once, with their AddressSpace.
+  // The AddressSpace releases all its addresses at once.
 }

@@ -3,10 +3,10 @@
 // (Node::has_known_accesses; src/branches.h).
 //
 // Operators: PyTorch reports every operator on this thread (at::RecordFunction, the profiler's
-// interface). Of those listed in declared_access.cc, the schema tells which arguments are written.
-// Memory that is allocated meanwhile, and libraries' scratch memory, counts as written too. Other
-// addresses among the kernels' parameters are leftovers: large structs are launched with whatever
-// their padding held.
+// interface). For the operators listed in declared_access.cc, the schema says which arguments are
+// written. Memory that is allocated meanwhile, and libraries' scratch memory, counts as written
+// too. Other addresses among the kernels' parameters are leftovers: large structs are launched with
+// whatever their padding held.
 //
 // Inductor's Triton kernels: the compiler states for each parameter whether it is only read.
 #pragma once
@@ -39,7 +39,7 @@ struct RecordedOperator {
 struct RecordedOperators {
   std::vector<Operator> all;             // the outermost ones
   std::vector<Operator> inner;           // PyTorch's own that others call
-  std::vector<RecordedOperator> listed;  // alone, or inside of others
+  std::vector<RecordedOperator> listed;  // alone, or inside others
   std::vector<HostTable> tables;         // that listed ones copied (table_log.h)
   bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
   std::string failure;                   // why they are not complete; empty if they are
@@ -71,7 +71,7 @@ class OperatorLog {
   bool had_workspace_;
   CUstream stream_;
   Range space_;
-  int depth_ = 0;  // of operators inside of each other
+  int depth_ = 0;  // of operators inside each other
   Operator outermost_;
   int inner_depth_ = 0;  // where the inner one is that has been entered; 0: none has
   Operator inner_;

@@ -1,9 +1,9 @@
 // A receiver of the allocators' reports on this thread.
 //
-// The reports go to the place where PyTorch's profiler has its state. What else asks the profiler
-// for its configuration (autograd's custom functions do, where operators are observed) reads it
-// from there without looking what is there. So a receiver is a state of the profiler, a disabled
-// one.
+// PyTorch delivers the reports to the thread-local object that holds its profiler's state. Other
+// code that asks for the profiler's configuration (custom functions of autograd, if operators are
+// observed) reads it from that object without checking its type. So a receiver is derived from the
+// profiler's state, as a disabled profiler.
 #pragma once
 
 #include <torch/csrc/profiler/orchestration/observer.h>

@@ -15,7 +15,7 @@ namespace pygraph::bindings {
 bool is_own(std::string_view name);
 
 // False for what autograd reports beside operators: that it runs a node of the backward, whose
-// operators follow and are reported as well; and, inside of a detach, a detach once more. (That is
+// operators follow and are reported as well; and, inside a detach, a detach once more. (That is
 // no namespace's, and an operator that saves a tensor, which hooks detach, would look as if
 // something ran in it that is not PyTorch's own.)
 bool is_operator(const at::RecordFunction& function);

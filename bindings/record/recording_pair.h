@@ -1,6 +1,6 @@
 // The two recordings of a compiled function, from stand-in arguments to a captured graph.
 //
-// Python drives it, because capture belongs to torch.cuda.CUDAGraph;
+// Python drives it, because torch.cuda.CUDAGraph makes the captures;
 // python/pygraph/record/recorder.py shows the order of the calls.
 #pragma once
 

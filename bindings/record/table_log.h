@@ -1,4 +1,4 @@
-// Which operators copy tables from the host that depend on nothing but sizes, and what they copied
+// The tables that trusted operators copy from the host: those that depend on sizes alone
 // (host_tables.h).
 #pragma once
 
@@ -28,7 +28,7 @@ class TableLog {
  private:
   const Driver& driver_;
   CUstream stream_;
-  int depth_ = 0;           // of these operators inside of each other
+  int depth_ = 0;           // of these operators inside each other
   uint32_t first_ = 0;      // the number of nodes when the outermost one began
   bool is_trusted_ = true;  // whether nothing but PyTorch's own operators has run in it
   std::vector<HostTable> tables_;

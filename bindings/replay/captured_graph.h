@@ -58,8 +58,8 @@ class CapturedGraph {
 
   // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
-  // To be called when a replay found no memory: releases the graph's memory for the uncaptured run.
-  // If it happens often, the graph rests (memory_back_off.h).
+  // To be called when a replay found no memory. Releases the graph's memory for the uncaptured run.
+  // If this happens often, the graph rests (memory_back_off.h).
   void note_no_room();
   // Whether the call must run uncaptured; `failure` is the reason. Counts calls while the graph
   // rests.
@@ -70,13 +70,15 @@ class CapturedGraph {
   void defragment_workspace();
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
-  // outputs. Needs Python's lock, gives it up from the allocation of outputs to the launch. Throws
-  // DriverError if the driver refuses, NotGivenAway, StreamNotReady, c10::Error if the outputs
-  // cannot be allocated; nothing was launched. `holders`: how many of the call's own lists hold the
-  // arguments; an argument with no other reference is given away, and may be left without memory
-  // (see donation.h). 0: none is. `poison`: a byte that fills fresh outputs first, for
-  // verification, and internal memory is filled with ones; -1 for none. Only with poison,
-  // and where no argument is given away, does a graph that uses their memory use other memory.
+  // outputs. Needs Python's lock, and releases it from the allocation of outputs to the launch.
+  // Throws DriverError, NotGivenAway, StreamNotReady, or c10::Error if memory cannot be allocated;
+  // nothing was launched then.
+  //
+  // `holders`: how many of the call's own lists hold the arguments. An argument without other
+  // references is given away, and may be left without memory (donation.h). 0: none is given away.
+  // `poison`: a byte that fills fresh outputs before the launch, for verification; internal memory
+  // is then filled with ones. -1: no poison. With poison and `holders` 0, a graph that uses donated
+  // memory uses other memory instead; without poison it throws NotGivenAway.
   // `generator`: used in place of the device's default generator, which is not changed.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
                    const std::optional<at::Generator>& generator = std::nullopt);

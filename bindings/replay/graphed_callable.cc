@@ -226,7 +226,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   return reinterpret_cast<PyObject*>(callable);
 }
 
-// Whoever drops a graph may give up Python's lock, so nothing is dropped while the list changes.
+// Dropping a graph may release Python's lock, so no graph is dropped while the list changes.
 void remove_graph(PyObject* callable, const CapturedGraph* graph) {
   auto& graphs = *as_callable(callable)->graphs;
   const auto is_it = [&](const Decision& decided) { return decided.graph.get() == graph; };

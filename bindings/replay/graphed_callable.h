@@ -1,8 +1,8 @@
 // The callable that replaces a partition's function in a compiled program.
 //
 // Called with one argument list, as Inductor calls its partitions. If a captured graph matches, the
-// call is a replay: no Python runs between the list coming in and the outputs going out. Otherwise
-// a Python function decides (run uncaptured, or record).
+// call is a replay, in which no Python runs. Otherwise a Python function (Partition._miss) decides
+// whether to run uncaptured or to record.
 #pragma once
 
 #include <Python.h>
@@ -41,8 +41,8 @@ struct GraphedCallable {
   // Each most recently used first.
   std::vector<Decision>* graphs;
   std::vector<Decision>* uncaptured_decisions;
-  // By hash of the signature: seconds of host time for which such calls still run uncaptured,
-  // without calling Python.
+  // By hash of the signature: seconds of host time that such calls may still use uncaptured before
+  // Python is called.
   std::unordered_map<size_t, double>* waiting;
 };
 
@@ -62,9 +62,9 @@ enum class ReplayStatus : uint8_t {
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders);
 
-// While it exists, calls of `callable` from this thread run uncaptured without a decision. For the
-// function that is called after a shortcut got kUncaptured: it ends at the same callable, which
-// would otherwise decide about, and count, the call once more.
+// While it exists, calls of `callable` from this thread run uncaptured without a decision. After a
+// shortcut (whole_graph.h) got kUncaptured, it calls PyTorch's function, which ends at the same
+// callable; without this, the callable would decide about the call, and count it, a second time.
 class ForceUncaptured {
  public:
   explicit ForceUncaptured(const GraphedCallable* callable);  // null: nothing changes

@@ -10,14 +10,14 @@
 
 namespace pygraph::bindings {
 
-// The state of one replay.
+// The state of one replay, from the choice of its memory to the launch.
 struct Launch {
   CallStream stream;
   std::vector<uint64_t> addresses;    // by slot
   std::vector<c10::Storage> outputs;  // by block
   std::vector<c10::DataPtr> regions;  // by region; none for those in an input
-  bool donated = false;
-  int poison = -1;
+  bool donated = false;               // whether it uses the memory of donated inputs
+  int poison = -1;                    // as in CapturedGraph::replay()
 };
 
 }  // namespace pygraph::bindings

@@ -1,4 +1,4 @@
-// The random numbers of a graph's replays (torch_private/philox.h).
+// The generators that a graph draws from, and their state in replays (torch_private/philox.h).
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -13,7 +13,7 @@
 
 namespace pygraph::bindings {
 
-// Where a graph's random numbers come from: argument `argument`, or the device's default generator.
+// One source of a graph's random numbers: argument `argument`, or the device's default generator.
 struct RandomSource {
   static constexpr int kDefaultGenerator = -1;
   int argument = kDefaultGenerator;
@@ -29,7 +29,8 @@ class RandomNumbers {
   // Positions of the arguments that are sources, or RandomSource::kDefaultGenerator.
   std::vector<int> arguments() const;
 
-  // By source; none where no numbers are drawn. `instead`: takes the default generator's place.
+  // The generators, by source; empty if no numbers are drawn. `instead`: used in place of the
+  // default generator.
   std::vector<at::Generator> generators(PyObject* arguments, c10::Device device,
                                         const std::optional<at::Generator>& instead) const;
   // Advances the generators, and returns their offsets before. Thread-safe.

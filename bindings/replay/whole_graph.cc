@@ -48,8 +48,8 @@ at::Tensor send(const HostTransfer& sent, PyObject* const* arguments) {
   return scalars_to_device(numbers, sent.device);
 }
 
-// What is sent to the GPU first, a list. Null, without a Python error set, where it would be in
-// vain or is not possible: the long way does it, or says why.
+// The list of CPU values after they are sent to the GPU. Null, without a Python error set, if
+// sending them is useless or impossible: PyTorch's way then does it, or raises.
 PyObject* send_first(const WholeGraph& whole, PyObject* const* arguments) {
   const auto* partition = reinterpret_cast<const GraphedCallable*>(whole.partition);
   const bool is_useful =
@@ -84,7 +84,7 @@ PyObject* partition_arguments(const Route& route, PyObject* const* arguments, Py
   return list;
 }
 
-// The caller's frame holds references too: no argument is given away.
+// The caller's frame holds references, too, so no argument is given away.
 constexpr Py_ssize_t kUnknownHolders = 0;
 
 PyObject* make_view(PyObject* source, const View& view) {
@@ -118,9 +118,9 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
   return outputs;
 }
 
-// The outputs; or null, with or without a Python error set (without: take the long way).
-// `holders`: how many lists of the call hold the arguments, the partition's own included.
-// `status`: what became of the replay.
+// Returns the outputs; or null with a Python error set; or null without one, to take PyTorch's way.
+// `holders`: how many lists of the call hold the arguments, including the partition's own.
+// `status`: the outcome of the replay.
 PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders,
                        ReplayStatus& status) {
   PyObject* sent = send_first(whole, arguments);

@@ -20,7 +20,7 @@ constexpr uint64_t kSmallSize = 1 << 20;
 
 constexpr size_t kMostPieces = 16;  // that are looked at for one in a segment of its own
 
-// The segment that a piece of the allocator's memory is in; 0 where the driver does not say.
+// The segment that a piece of the allocator's memory is in; 0 if the driver does not say.
 uint64_t segment_bytes(const void* memory) {
   abi::DevicePointer base = 0;
   size_t size = 0;
@@ -61,7 +61,7 @@ void Workspace::grow(uint64_t bytes) {
     try {
       if (before > 0) allocate(before);
     } catch (const c10::OutOfMemoryError&) {
-      // Whoever needs it asks again.
+      // The next launch that needs it tries again.
     }
     throw;
   }
@@ -91,8 +91,8 @@ void Workspace::defragment() {
   is_defragmented_ = true;
 }
 
-// Takes free pieces of others' segments until none is left that would do: the next one is new.
-// Where there is no room for that, the memory stays where it is.
+// Allocates free pieces of shared segments until none is left that would be large enough: the next
+// piece gets a new segment. If there is no memory for that, the workspace stays where it is.
 void Workspace::allocate_in_own_segment(uint64_t bytes) {
   c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
   const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
@@ -121,7 +121,7 @@ void Workspace::release(uint64_t bytes) noexcept {
   if (it == reservations_.end()) return;
   reservations_.erase(it);
   const uint64_t needed = reservations_.empty() ? 0 : *reservations_.rbegin();
-  // The stream may not be the current one, or be gone: the next launch takes what it needs.
+  // The stream may not be the current one, or no longer exist: the next launch allocates.
   if (needed < capacity_) free_memory();
 }
 

@@ -50,7 +50,7 @@ struct Argument {
   double real = 0;
   std::string reason;
 
-  // False for what is unsupported.
+  // False for an unsupported argument.
   bool matches(PyObject* argument, c10::Device device) const;
   // Whether graphs get its address at each call.
   bool is_relocated() const { return kind == ArgumentKind::kTensor; }
@@ -61,14 +61,15 @@ std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
 // Whether the list's arguments match all of `arguments`, one by one.
 bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device);
 
-// Whether the tensors of a matching list are of the very same alignment classes.
+// Whether the tensors of a matching list have exactly the same alignment classes.
 bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list);
 
 // Throws NotRelocatable, with the position, for an argument that graphs cannot take.
 void check_supported(const std::vector<Argument>& arguments);
 
-// Equal for calls that the same recording serves. Uncaptured calls of programs whose shapes vary
-// pay it each time, so nothing is allocated per argument.
+// The signature of the arguments, and of PyTorch's switches: equal for calls that one recording can
+// serve. Uncaptured calls of programs whose shapes vary compute it each time, so it allocates
+// nothing per argument.
 std::string signature_of(PyObject* list, c10::Device device);
 
 // A tensor like `like`, at stand-in addresses, of exactly the alignment class of `argument`.

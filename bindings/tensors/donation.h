@@ -17,15 +17,15 @@ struct GivenAway {
   uint64_t bytes = 0;               // of the storage, up to the end of what they view
 };
 
-// Whether the tensors at these positions are given away, with at least so many bytes, if the call's
-// own argument lists hold `holders` references to each.
+// Whether the tensors at these positions are given away, with at least tensors.bytes bytes, if the
+// call's own argument lists hold `holders` references to each.
 bool is_given_away(PyObject* arguments, const GivenAway& tensors, Py_ssize_t holders);
 
 // The tensors that a list gives away, if it holds the only references to them.
 std::vector<GivenAway> given_away(PyObject* arguments);
 
-// Memory that moved from arguments to outputs. The destructor moves it back unless keep() was
-// called, for calls that fail.
+// Memory that moved from arguments to outputs. Unless commit() was called, the destructor moves it
+// back, for calls that fail.
 class Donations {
  public:
   Donations() = default;
@@ -35,7 +35,7 @@ class Donations {
 
   // The argument's memory; the argument has none from here on.
   c10::DataPtr take(PyObject* argument);
-  // Where a taken block went: the output's storage, from which a failed call gives it back.
+  // The output's storage that got the block taken last; a failed call returns it from there.
   void given_to(const c10::Storage& output);
   void commit() { moves_.clear(); }
 

@@ -35,7 +35,7 @@ struct FreeObserver::Memory {
   c10::DataPtr owned;  // the allocator's
   size_t bytes = 0;
   size_t index = 0;
-  std::weak_ptr<py::function> observe;  // gone when nobody wants to know any more
+  std::weak_ptr<py::function> observe;  // expires when the observer ends
 };
 
 FreeObserver::FreeObserver(const std::vector<at::Tensor>& tensors, py::function observe)
@@ -75,7 +75,7 @@ void FreeObserver::put_back(bool reports) {
 void FreeObserver::free(void* memory) {
   const std::unique_ptr<Memory> owner(static_cast<Memory*>(memory));
   if (owner->owned.get() == nullptr) return;  // put back
-  if (is_python_ending()) return;  // nobody wants to know; and nobody gets Python's lock any more
+  if (is_python_ending()) return;  // the result is not needed, and Python's lock cannot be taken
   const py::gil_scoped_acquire lock;
   const c10::Storage borrowed(c10::Storage::use_byte_size_t(), owner->bytes,
                               c10::DataPtr(owner->owned.get(), owner->owned.device()),

@@ -1,9 +1,9 @@
 // Observes memory just before it is freed.
 //
-// To detect what a call has written, its arguments must be read after their last use. Holding
-// references until the end of the call would keep memory alive that the call frees, in a backward
-// most of it. Instead, the storage's deleter is replaced, and the bytes are read just before they
-// are freed.
+// To detect what a call has written, its arguments must be read after their last use. References
+// held until the end of the call would keep alive memory that the call frees (in a backward, most
+// of it). Instead, the storage's deleter is replaced, and the bytes are read just before they are
+// freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

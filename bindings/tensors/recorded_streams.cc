@@ -12,7 +12,7 @@
 namespace pygraph::bindings {
 namespace {
 
-// By address, which is nobody else's while a weak reference exists.
+// By address, which is not reused while a weak reference exists.
 class Noted {
  public:
   void add(const c10::Storage& storage) {

@@ -1,7 +1,7 @@
 // PyTorch's process-wide switches that operators read when they are launched, and that the compiler
 // does not guard: whether products may use TF32, which attention kernels are allowed, whether
-// algorithms must be deterministic. A recording freezes them, so a graph serves calls with equal
-// switches only. One switch is the thread's: whether hooks of saved tensors are active.
+// algorithms must be deterministic. A recording freezes them, so a graph serves only calls
+// with equal switches. One switch belongs to the thread: whether hooks of saved tensors are active.
 #pragma once
 
 #include <cstdint>

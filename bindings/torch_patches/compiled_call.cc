@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
-// Where make_compiled_call() keeps a CompiledFunction: in a tuple, which Python's collector knows.
+// make_compiled_call() keeps a CompiledFunction in a tuple, which Python's garbage collector knows.
 enum Part : uint8_t {
   kWrapper,
   kFunction,
@@ -67,14 +67,14 @@ bool has_no_global_hooks() {
   return true;
 }
 
-// Whether calls of such modules are nn.Module's, which somebody may have replaced (torch.fx does).
+// Whether calls of such modules are nn.Module's own, which may have been replaced (torch.fx does).
 bool is_called_as_usual(PyTypeObject* type) {
   const DynamoState& state = dynamo_state();
   return _PyType_Lookup(type, names().call) == state.module_call.ptr() &&
          _PyType_Lookup(type, names().call_impl) == state.module_call_impl.ptr();
 }
 
-// The module's `forward`, if a call of the module would do nothing else than call it; or null.
+// The module's `forward`, if a call of the module would only call it; else null.
 py::object plain_forward(PyObject* module) {
   if (!is_called_as_usual(Py_TYPE(module)) || !has_no_global_hooks()) return {};
   const py::object dict = steal_object(PyObject_GenericGetDict(module, nullptr));
@@ -131,7 +131,7 @@ PyCFunction as_method(_PyCFunctionFastWithKeywords function) {
 PyMethodDef g_compiled_call = {"compiled_call", as_method(&compiled_call),
                                METH_FASTCALL | METH_KEYWORDS, "A call of a compiled function."};
 
-// Of a module's `forward`, borrowed: what make_compiled_call() keeps; or null.
+// The state that make_compiled_call() keeps for a module's `forward`, borrowed; or null.
 PyObject* compiled_forward(const py::handle& module_dict) {
   PyObject* forward = get(module_dict, names().forward);
   if (forward == nullptr || !PyFunction_Check(forward)) return nullptr;
@@ -142,7 +142,7 @@ PyObject* compiled_forward(const py::handle& module_dict) {
   return is_ours ? PyCFunction_GET_SELF(call) : nullptr;
 }
 
-// What make_module_call() was called with.
+// The arguments of make_module_call().
 PyTypeObject* g_type = nullptr;
 PyObject* g_original = nullptr;
 

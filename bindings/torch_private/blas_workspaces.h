@@ -23,9 +23,9 @@
 
 namespace pygraph::bindings {
 
-// As at::cuda::WorkspaceMapWithMutex (ATen/cuda/CUDAContextLight.h), by handle and stream. The name
-// of the function that returns it is the same in all releases, so nothing but this tells the
-// layout.
+// As at::cuda::WorkspaceMapWithMutex (ATen/cuda/CUDAContextLight.h), by handle and stream. The
+// layout depends on the release, but the name of the function that returns it does not, so no
+// compiler or loader detects a wrong declaration.
 struct BlasWorkspaces {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
   using Memory = at::DataPtr;
@@ -37,7 +37,7 @@ struct BlasWorkspaces {
   std::shared_mutex mutex;
 };
 
-// From construction to destruction, a recording of this thread.
+// Exists during a recording of this thread.
 class RecordedBlasWorkspaces {
  public:
   // `stand_ins`: the addresses of the recording. Throws std::runtime_error where this PyTorch keeps
@@ -57,16 +57,17 @@ class RecordedBlasWorkspaces {
   Range stand_ins_;
 };
 
-// The workspaces of streams other than the default one, of all threads. A recording that works on
-// such a stream beside its own uses what the stream has. Thread-safe.
+// The workspaces of all threads for streams other than the default one. A recording whose function
+// also works on such a stream uses that stream's workspaces. Thread-safe.
 std::vector<Range> side_blas_workspaces();
 
-// Whether any thread has a workspace for the stream: of a new stream, one of a destroyed stream
-// that had the same handle. Thread-safe.
+// Whether any thread has a workspace for the stream. A new stream may have one of a destroyed
+// stream with the same handle. Thread-safe.
 bool has_blas_workspace(CUstream stream);
 
-// Frees this thread's workspaces of the default stream, which no graph can have been captured on,
-// once the thread has made a recording that used cuBLAS. PyTorch allocates others when needed.
+// Frees this thread's workspaces of the default stream, if the thread has made a recording that
+// used cuBLAS. No graph can hold them, because nothing can be captured on that stream. PyTorch
+// allocates others when needed.
 void free_blas_workspaces();
 
 }  // namespace pygraph::bindings

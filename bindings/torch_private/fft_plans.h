@@ -14,7 +14,7 @@
 
 namespace pygraph::bindings {
 
-// Plans that a graph uses may have been dropped. Nothing was launched.
+// PyTorch may have dropped plans that a graph uses. Nothing was launched.
 class PlansDropped : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -22,9 +22,10 @@ class PlansDropped : public std::runtime_error {
 
 class FftPlans {
  public:
-  // The plans of a device as they are now. Make it before what uses them is recorded.
+  // Notes the plans of a device. To be made before the recording that uses them.
   explicit FftPlans(c10::DeviceIndex device);
-  // Throws PlansDropped unless each plan of then is still there. They stay while the lock is held.
+  // Throws PlansDropped unless each plan that was noted still exists. None is dropped while the
+  // returned lock is held.
   std::shared_lock<std::shared_mutex> check() const;
 
  private:

@@ -2,9 +2,9 @@
 //
 // While capturing, a kernel gets a PhiloxCudaState by value: the address of the generator's seed,
 // the address of its offset, and how much the graph has drawn before this kernel. It reads both
-// addresses when it runs. A graph's relocations point them at 16 bytes of the graph's own, which
-// each replay fills with the seed and the offset it reserved: same numbers as uncaptured, new ones
-// every replay, and no two graphs share the place.
+// addresses when it runs. The graph relocates both addresses to 16 bytes of its own, which each
+// replay fills with the seed and the offset that it reserved. So a replay draws the same numbers as
+// an uncaptured run, each replay draws new ones, and no two graphs share the 16 bytes.
 //
 // (Writing the values into the kernels' parameters instead, marked as not captured, would save the
 // copy; but attention kernels store seed and offset for their backward only if marked as captured.)
@@ -32,7 +32,7 @@ struct PhiloxPosition {
 // Advances the generator by `increment` and returns its offset before. Thread-safe.
 PhiloxPosition reserve_random(const at::Generator& generator, uint64_t increment);
 
-// Undoes a reservation for a launch that did not happen, unless others have drawn since.
+// Undoes a reservation for a launch that did not happen, unless other code has drawn since.
 // Thread-safe.
 void unreserve_random(const at::Generator& generator, PhiloxPosition position, uint64_t increment);
 

@@ -1,4 +1,4 @@
-// What PyGraph needs from PyTorch's CUDA library, without its headers (they need a toolkit).
+// Functions of PyTorch's CUDA library, without its headers, which need a toolkit.
 #pragma once
 
 #include "pygraph/cuda_abi.h"

@@ -1,4 +1,4 @@
-"""What the examples have in common: their arguments, and times before and after."""
+"""Shared code of the examples: their arguments, and times before and after."""
 
 from __future__ import annotations
 

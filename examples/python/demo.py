@@ -1,11 +1,12 @@
-"""The main job of the repository: real models through PyGraph, and the engine at work.
+"""The demonstration that ``make run`` starts: real models through PyGraph, and the engine at work.
 
     python -m examples.python.demo [--example PATH]
 
-With a GPU: compiles three models (random weights) with Inductor, Inductor with graphs and PyGraph and
-prints microseconds per call, peak memory and the largest difference from the uncaptured run. Without
-one: runs the same models on the CPU through the same backend and estimates how much of them would be in
-graphs, then the C++ example on the simulated driver (``--example``: where it was built).
+With a GPU: compiles three models (random weights) with Inductor, Inductor with graphs and PyGraph, and
+prints microseconds per call, peak memory and the largest difference from the uncaptured run. Without a
+GPU: runs the same models on the CPU through the same backend and estimates how much of them would be in
+graphs, then runs the C++ example on the simulated driver (``--example``: the path of the built
+example).
 """
 
 from __future__ import annotations

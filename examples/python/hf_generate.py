@@ -1,7 +1,7 @@
-"""``generate`` of Hugging Face transformers with a static cache; a step is one text. Random weights.
+"""``generate`` of Hugging Face transformers with a static cache. Random weights; a step is one text.
 
-The library compiles the decoding step itself. All that is said is the backend: with
-``python -m pygraph script.py`` not even that.
+The library compiles the decoding step itself, and takes the name of the backend as an option. With
+``python -m pygraph script.py`` even that is not necessary.
 
 python examples/python/hf_generate.py [--size small]
 """

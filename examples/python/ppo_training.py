@@ -2,7 +2,7 @@
 
 python examples/python/ppo_training.py [--size small]
 
-Models are tiny, so the host is busy with launching kernels. Two functions have graphs: one that acts,
+The models are tiny, so launching kernels keeps the host busy. Two functions have graphs: one that acts,
 without gradients, and one that learns from a minibatch.
 """
 

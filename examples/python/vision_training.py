@@ -2,7 +2,7 @@
 
 python examples/python/vision_training.py [--size small]
 
-After is one more line: ``pygraph.graph`` around the function that makes a step.
+"After" adds one line: ``pygraph.graph`` around the function that makes a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// The bind table: which words of which nodes hold the address of which slot. It keeps a copy of
+// The bind table: for each slot, the words of the nodes that hold its address. It keeps a copy of
 // these nodes' parameter images, because the driver cannot return the parameters of an executable
 // graph.
 #pragma once

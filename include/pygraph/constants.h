@@ -23,8 +23,8 @@ struct Surroundings {
   std::vector<Range> held = {};
   // Stand-in memory of recordings that an operator still holds.
   std::vector<Range> kept_stand_ins = {};
-  // Memory that libraries work in, on other streams than the capture's, without being given it, and
-  // that may be freed.
+  // Memory in which libraries work on other streams than the capture's. It is no argument of
+  // theirs, and may be freed.
   std::vector<Range> workspaces = {};
   // Memory that an allocator may reuse. Called only if a constant is not held.
   std::function<std::vector<Range>()> cached = {};

@@ -17,7 +17,8 @@ namespace pygraph {
 // Not thread-safe: hold one lock from bind() to launch().
 class ExecutableGraph {
  public:
-  // Takes over `graph`, whose nodes linked.recording names. Instantiated by the first bind().
+  // Takes ownership of `graph`, whose nodes linked.recording describes. The first bind()
+  // instantiates it.
   ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked);
   ExecutableGraph(ExecutableGraph&&) = delete;
   ExecutableGraph& operator=(ExecutableGraph&&) = delete;
@@ -34,15 +35,15 @@ class ExecutableGraph {
   // A copy of the graph, with an executable of its own. Throws DriverError.
   std::unique_ptr<ExecutableGraph> copy() const;
 
-  // Writes the addresses that differ from the last call's into the nodes that use them, about
-  // 0.25 us per touched node. Affects later launches only. Returns the number of nodes touched.
-  // Throws DriverError if the driver refuses; the executable is then dropped, and the next bind()
-  // instantiates another one.
+  // Writes the addresses (one per slot) that differ from the last bind()'s into the nodes that use
+  // them, about 0.2 us per touched node. Affects later launches only. Returns the number of nodes
+  // touched. Throws DriverError if the driver refuses; the executable is then dropped, and the next
+  // bind() instantiates another one.
   size_t bind(std::span<const uint64_t> addresses);
 
-  // Enqueues the graph on `stream`. bind() must have succeeded. About 1 us. Throws MemoryGone.
-  // Launches of one executable run one after the other, on whichever streams they are
-  // (stream_slots.h). Throws DriverError if nothing was launched.
+  // Enqueues the graph on `stream`, in about 1 us. bind() must have succeeded. Launches of one
+  // executable run one after the other, even on different streams (stream_slots.h). Throws
+  // MemoryGone or DriverError; nothing was launched then.
   void launch(CUstream stream);
 
  private:

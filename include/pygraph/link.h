@@ -49,8 +49,8 @@ struct DonatedInput {
   std::vector<uint32_t> views = {};
 };
 
-// A region: internal memory outside of the workspace. It lies in a donated input, from that input's
-// last use on; in the memory of an output, until the output's first use; or in a block of its own.
+// A region: internal memory outside the workspace. It lies in a donated input, after that input's
+// last use; in the memory of an output, before the output's first use; or in a block of its own.
 struct Region {
   static constexpr uint32_t kOwnBlock = ~uint32_t{0};
   static constexpr uint32_t kNoOutput = ~uint32_t{0};
@@ -65,9 +65,9 @@ struct MemoryOptions {
   std::vector<DonatedInput> donated = {};
   // Outputs, by slot, that may lie side by side in one donated input and keep each other's memory.
   std::vector<uint32_t> sharing = {};
-  // Internal allocations of this many bytes and more get blocks in place of workspace. A block is
-  // the memory of an output that is used later, or has the size of the largest allocation in it.
-  // The uncaptured program allocates that size too, so the allocator has a piece that fits. 0: no
+  // Internal allocations of this many bytes and more are placed in blocks, not in the workspace. A
+  // block is the memory of an output that is used later, or has the size of its largest allocation;
+  // the uncaptured program allocates that size, too, so the allocator has a piece that fits. 0: no
   // blocks.
   uint64_t smallest_block = 0;
 };
@@ -93,30 +93,31 @@ struct LinkedGraph {
   Recording recording;  // the second one; its graph is the one to instantiate
   std::vector<Symbol> symbols;
   std::vector<Relocation> relocations;  // sorted by (node, offset)
-  // Bytes of workspace that a launch needs if all its donated inputs are given away, and if they
-  // are kept.
+  // Bytes of workspace that a launch needs: if all its donated inputs are given away, and if the
+  // caller keeps them.
   uint64_t workspace_size = 0;
   uint64_t workspace_size_if_kept = 0;
   std::vector<Region> regions;
   std::vector<DonatedInput> donated;        // inputs that contain outputs or regions
   std::vector<OutputPlacement> placements;  // by output slot
-  // Words of uninitialised padding: words that differ and are no addresses, and addresses of memory
-  // that the operator was not given.
+  // Number of words that count as uninitialised padding: words that differ and are not addresses,
+  // and addresses of memory that the operator was not given.
   uint32_t noise_words = 0;
-  // Addresses of stand-ins that belong to no symbol: leftovers in padding, or addresses that
-  // PyGraph does not understand. Only a verification with poisoned stand-ins may accept such a
-  // graph.
+  // Number of words that are stand-in addresses and belong to no symbol: leftovers in padding, or
+  // addresses that PyGraph does not understand. Only a verification with poisoned stand-ins may
+  // accept a graph with such words.
   uint32_t unexplained_words = 0;
   // Foreign memory that the graph uses; to be checked by check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
-  // How many nodes may run at the same time, at most. If more than 1, the recording's edges differ
-  // from those of the recorded graph, and set_edges() applies them.
+  // The maximum number of nodes that may run at the same time. If it is more than 1, the
+  // recording's edges differ from those of the recorded graph, and set_edges() applies them.
   uint32_t lanes = 1;
 };
 
-// Throws NotRelocatable if the recordings are not the same computation, if an address cannot be
-// explained, or if a node that must be updated cannot be. `lanes`: how many nodes may run at the
-// same time, if the second recording has nodes with known accesses; 1 keeps the recorded order.
+// Links two recordings. Throws NotRelocatable if they are not the same computation, if an address
+// belongs to no known memory, or if a node that must be updated cannot be. `lanes`: the maximum
+// number of nodes that may run at the same time, if the second recording has nodes with known
+// accesses; 1 keeps the recorded order.
 LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
                  const MemoryOptions& memory = {}, uint32_t lanes = 1,
                  const Surroundings& surroundings = {});

@@ -32,7 +32,7 @@ enum class NodeKind : uint8_t { kKernel, kMemcpy, kMemset, kChildGraph, kEmpty }
 struct Node {
   CUgraphNode handle = nullptr;
   NodeKind kind = NodeKind::kEmpty;
-  int parent = -1;        // index of the child-graph node this node is inside of, or -1
+  int parent = -1;        // index of the child-graph node that contains this node, or -1
   uint32_t position = 0;  // its top-level node's place in the order of creation
 
   // Kernels only.
@@ -116,8 +116,8 @@ struct Operator {
   // known. Nothing is known about its use of addresses: its kernels may keep one in memory, and use
   // it later, also in another call.
   bool is_foreign = false;
-  // Whether it worked on a stream on which libraries had a workspace before: on another one than
-  // the capture's, as a rule.
+  // Whether it worked on a stream on which libraries had a workspace before. In most cases that is
+  // another stream than the capture's.
   bool is_on_side_stream = false;
   // The storages of its tensors, and of those that it gives to the framework's operators.
   std::vector<Range> arguments = {};

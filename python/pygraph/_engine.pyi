@@ -17,13 +17,13 @@ class DriverError(RuntimeError):
     """A call of the CUDA driver failed, or there is no usable driver; the message quotes the call."""
 
 class StreamNotReady(RuntimeError):
-    """A replay would have to wait for another stream; later ones may succeed."""
+    """A replay would have to wait for another stream; the call runs uncaptured, a later one may not."""
 
 class NotGivenAway(RuntimeError):
-    """Somebody holds an argument whose memory a graph was to use; such a call goes uncaptured."""
+    """The program holds an argument whose memory the graph would use; the call runs uncaptured."""
 
 class CapturedGraph:
-    """A compiled function for one signature, as an executable graph."""
+    """A compiled function for one signature of its arguments, as an executable graph."""
 
     name: str  # of its replays in profiles
     failure: str  # why it is no longer used; empty while it is
@@ -51,11 +51,11 @@ class CapturedGraph:
     def block_bytes(self) -> int: ...
     @property
     def foreign_memory(self) -> list[tuple[int, str]]:
-        """Memory of others that the graph uses where it is: address, and its user. Each launch checks
-        first that it still exists."""
+        """Constant addresses of memory that the graph does not own, each with the node that uses it.
+        Before each launch the engine checks that the memory still exists."""
     @property
     def nodes_with_known_accesses(self) -> int:
-        """How many nodes tell what they read and write; the others keep their place in the order."""
+        """Nodes whose reads and writes are known; the others keep their place in the order."""
     @property
     def lanes(self) -> int: ...
     @property
@@ -81,7 +81,7 @@ class CapturedGraph:
     def release_workspace(self) -> None: ...
     def defragment_workspace(self) -> None: ...
     def link_map(self) -> str:
-        """Symbols, then relocations, a line each: what is where, to be read by people."""
+        """Symbols, then relocations, as text for people: one per line."""
 
 class RecordingPair:
     """Two recordings of a function, until they are linked (bindings/record/recording_pair.h)."""
@@ -110,13 +110,13 @@ class RecordingPair:
     def untouched(self) -> bool: ...
 
 class GraphedCallable:
-    """What takes a partition function's place: called with one argument list."""
+    """Replaces the function of a partition: called with one argument list."""
 
     uncaptured: Callable[[list[Any]], Sequence[Any]]
     def __call__(self, arguments: list[Any], /) -> Sequence[Any]: ...
 
 class WholeGraphCallable:
-    """What takes the place of a compiled function that is nothing but one partition."""
+    """Replaces a compiled function that consists of one partition."""
 
     def __call__(self, *args: Any) -> Any: ...
 
@@ -186,7 +186,7 @@ def clear_waiting(callable: GraphedCallable) -> None: ...
 def clear_decisions(callable: GraphedCallable) -> None: ...
 
 class CallObserver:
-    """What a call reads, writes and makes (bindings/callables/call_observer.h)."""
+    """The memory that a call reads, writes and makes (bindings/callables/call_observer.h)."""
 
     def __init__(self, note_uncapturable: Callable[[str], None]) -> None: ...
     def end(self) -> None: ...
@@ -202,7 +202,7 @@ class CallObserver:
     def makers_of_survivors(self, known: list[torch.Tensor], device: torch.device) -> list[str]: ...
 
 class State:
-    """Memory that a callable uses and is not passed (bindings/callables/state.h)."""
+    """Memory that a callable uses and that is not passed to it (bindings/callables/state.h)."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class StorageExchange:
     def undo(self) -> None: ...
 
 class HostWatch:
-    """Whether values on the host have changed. Borrows what it is given
+    """Whether values on the host have changed. Keeps borrowed references
     (bindings/callables/host_watch.h)."""
 
     def add_dict_items(

@@ -60,7 +60,8 @@ def _resolved(torch: ModuleType, backend: object) -> str:
 
 
 def _check_as_inductor(torch: ModuleType, given: dict[str, Any]) -> None:
-    """Raises what ``torch.compile`` raises for a mode or an option that Inductor does not know."""
+    """Raises the exceptions of ``torch.compile`` for a mode or an option that Inductor does not
+    know."""
     mode, options = given.get("mode"), given.get("options")
     check = getattr(torch, "_TorchCompileInductorWrapper", None)
     if check is not None and (mode is None) != (options is None):

@@ -16,7 +16,7 @@ from torch._dynamo import config, eval_frame, guards, source, symbolic_convert
 
 
 def current() -> Any:
-    """Dynamo's OutputGraph of the program, or None where Dynamo compiles nothing in this thread."""
+    """Dynamo's OutputGraph of the program; None if Dynamo compiles nothing in this thread."""
     translator = getattr(symbolic_convert.tls, "current_tx", None)
     return translator.output if translator is not None else None
 
@@ -33,14 +33,17 @@ def current_with(gm: torch.fx.GraphModule) -> Any:
 
 
 def code() -> types.CodeType | None:
-    """Of the function that is being compiled; None where Dynamo compiles nothing in this thread."""
+    """The code of the function that is being compiled; None if Dynamo compiles nothing in this
+    thread."""
     output = current()
     return output.root_tx.f_code if output is not None else None
 
 
 def requested_compiler() -> tuple[Any, Mapping[str, Any]]:
-    """The backend that is to compile the program, and the arguments that it will be called with. Raises
-    AttributeError where Dynamo compiles nothing in this thread."""
+    """The backend that is to compile the program, and the arguments that it will be called with.
+
+    Raises AttributeError if Dynamo compiles nothing in this thread.
+    """
     output = current()
     request = eval_frame.innermost_backend(output.compiler_fn if output is not None else None)
     # torch.compile keeps the backend's options beside it.
@@ -65,7 +68,8 @@ def add_guard(output: Any, state: Any, attribute: str) -> None:
 
 
 def allows_recompilation(function: types.CodeType, left: int) -> bool:
-    """Whether Dynamo may compile a function again now, and so often that `left` times remain."""
+    """Whether recompilation is allowed now, and Dynamo's limit leaves at least ``left`` more
+    compilations of the function."""
     if config.error_on_recompile or eval_frame._stance.stance != "default":
         return False
     compiled = eval_frame._debug_get_cache_entry_list(function)

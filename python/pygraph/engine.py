@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
     class Engine:
-        """An engine's module as a type, which Python has none for (``_engine.pyi``)."""
+        """The type of an engine's module, as ``_engine.pyi`` declares it."""
 
         ArgumentForm = _engine.ArgumentForm
         CallObserver = _engine.CallObserver
@@ -86,7 +86,7 @@ _FOLDER = Path(__file__).parent
 
 @functools.cache
 def engine() -> Engine:
-    """The C++ engine. Raises ImportError where there is none for the installed PyTorch."""
+    """The C++ engine. Raises ImportError if the installation has none for the installed PyTorch."""
     release = ".".join(torch.__version__.split(".")[:2])
     file = _files().get(release)
     if file is None:
@@ -99,7 +99,7 @@ def engine() -> Engine:
 
 
 def _files() -> dict[str, Path]:
-    """The engines for this Python by release of PyTorch, the oldest first."""
+    """The engines for this Python, by release of PyTorch, the oldest first."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     files = {
         (int(release[1]), int(release[2])): path

@@ -13,6 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class NotFoundError(Exception):
@@ -45,10 +46,8 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
         raise NotFoundError(text, 2) from None
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(path)))
-    main = types.ModuleType("__main__")
-    main.__file__ = absolute
-    main.__package__ = None
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", absolute)
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    main = _main_module(absolute, None, loader)
     _execute(main, lambda: compile(source, absolute, "exec", dont_inherit=True))
 
 
@@ -61,12 +60,15 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
         raise NotFoundError(f"No code object available for {spec.name}", 1)
     if spec.origin is not None:
         sys.argv[0] = spec.origin
-    main = types.ModuleType("__main__")
-    main.__file__ = spec.origin
-    main.__package__ = spec.parent
-    main.__loader__ = spec.loader
+    main = _main_module(spec.origin, spec.parent, spec.loader)
     main.__spec__ = spec
     _execute(main, lambda: get_code(spec.name))
+
+
+def _main_module(file: str | None, package: str | None, loader: Any) -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__file__, main.__package__, main.__loader__ = file, package, loader
+    return main
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec:
@@ -116,4 +118,4 @@ def _execute(main: types.ModuleType, code: Callable[[], types.CodeType]) -> None
 
 
 def _say_nothing(*_: object) -> None:
-    """The error was printed already."""
+    """An exception hook that prints nothing, because the error was printed already."""

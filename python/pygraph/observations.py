@@ -1,9 +1,10 @@
-"""Notes of what the compiler did with a program, kept while a report is made."""
+"""Notes about the compilation of a program, kept while a report is made."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -18,9 +19,15 @@ def is_pytorchs(filename: str) -> bool:
     return "/torch/" in filename
 
 
+def line_of(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The "file:line" of the last frame that is the user's; empty if there is none."""
+    users = [f"{f.filename}:{f.lineno}" for f in frames if not is_pytorchs(f.filename)]
+    return users[-1] if users else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """One transformation that was applied. where: the user's "file:line", or empty."""
+    """One applied transformation. where: the user's "file:line", or empty."""
 
     transform: str
     what: str
@@ -29,10 +36,10 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A place where a program leaves its graphs, or a graph that stayed uncaptured.
+    """A place where a program leaves its graphs, or a graph that was refused.
 
-    kind: "cut" within a compiled program, "graph break" between two, "refusal" of a graph.
-    where: the user's "file:line", or empty. remedy: what would remove it, or empty.
+    kind: "cut" inside a compiled program, "graph break" between two, "refusal" of a graph.
+    where: the user's "file:line", or empty. remedy: what to change to remove it, or empty.
     """
 
     kind: str
@@ -43,8 +50,11 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class PlainLoop:
-    """A place where a program trains without a graph of its step. where: the first "file:line"; calls:
-    what was seen there, with lines; code: the function to write."""
+    """A place where a program trains without a graph of its step.
+
+    where: the first "file:line". calls: the training calls that were seen there, with their lines.
+    code: the function to write.
+    """
 
     where: str
     calls: tuple[str, ...]
@@ -59,7 +69,7 @@ class Origin:
     where: tuple[str, ...]
 
     def with_those_of(self, other: Origin) -> Origin:
-        """Of two kernels with one name, in two graphs."""
+        """Both origins in one, for two kernels of the same name in two graphs."""
         return Origin(
             tuple(dict.fromkeys(self.operators + other.operators)),
             tuple(dict.fromkeys(self.where + other.where)),
@@ -106,10 +116,9 @@ class Observation:
         """reason: torch._dynamo's GraphCompileReason of the graph that follows, or None."""
         if reason is None or not reason.graph_break:
             return
-        frames = [frame for frame in reason.user_stack if not is_pytorchs(frame.filename)]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        remedy = "let torch.compile trace through it, or move it out"
         text = runtime.first_line(reason.reason)
-        cut = Cut("graph break", text, where, "let torch.compile trace through it, or move it out")
+        cut = Cut("graph break", text, line_of(reason.user_stack), remedy)
         if cut not in self.breaks:
             self.breaks.append(cut)
 
@@ -125,13 +134,13 @@ class Tally(Protocol):
     """Counts what is compiled, for a summary (:class:`pygraph.report.summary.Tally`)."""
 
     def note_program(self) -> None:
-        """A program has partitions."""
+        """Counts a program that has partitions."""
 
     def note_graph(self, graph: fx.Graph) -> None:
-        """It was traced: its post-grad graph."""
+        """Counts a program that was traced, with its post-grad graph."""
 
     def note_partition(self, partition: AnyPartition) -> None:
-        """A partition was made."""
+        """Counts a partition."""
 
 
 tally: Tally | None = None  # of the process, if a summary was asked for

@@ -21,12 +21,12 @@ READING_CPU = ["pygraph::to_device", "pygraph::scalars_to_device"]
 
 
 def is_collective(name: str) -> bool:
-    """Whether ranks communicate in the operator of that name, "namespace::name"."""
+    """Whether ranks communicate in the operator with that name ("namespace::name")."""
     return name.startswith(_COLLECTIVES)
 
 
 def outside_of_graphs() -> list[str]:
-    """The operators, of those known so far, that Inductor must leave outside of graphs."""
+    """The operators, of those known so far, that Inductor must leave outside graphs."""
     names = torch._C._dispatch_get_all_op_names()
     return [*READING_CPU, *WAITING, *sorted(filter(is_collective, names))]
 

@@ -15,14 +15,8 @@ TRANSFORMS = ("cpu_scalars", "cpu_tensors", "constants", "cpu_outputs", LIBRARY_
 
 _PREFIX = "pygraph."
 
-
 SELECTIONS = ("auto", "always", "never")
 OPTIMIZERS = ("auto", "off")
-
-
-def _default_selection() -> str:
-    """Raises ValueError where PYGRAPH_SELECT is something else."""
-    return _one_of(SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto"))
 
 
 def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
@@ -40,8 +34,7 @@ class Options:
     verify: compare the first replay of every graph with the uncaptured run before trusting it.
     audit: compare every n-th call of a graph with an uncaptured run, bit by bit; 0 or False: never.
         Unless given: calls 100, 1000 and every 10 000th, later if that would take more than a
-        thousandth of the time
-        (docs/explanation/audits.md).
+        thousandth of the time (docs/explanation/audits.md).
     max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
         is dropped first.
     lanes: how many kernels of a graph may run at the same time, if they do not need each other's
@@ -61,7 +54,11 @@ class Options:
         that needs more is refused.
     """
 
-    select: str = dataclasses.field(default_factory=_default_selection)
+    select: str = dataclasses.field(
+        default_factory=lambda: _one_of(
+            SELECTIONS, "PYGRAPH_SELECT", os.environ.get("PYGRAPH_SELECT", "auto")
+        )
+    )
     verify: bool = True
     audit: int | None = None
     max_graphs: int = 256
@@ -75,19 +72,22 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class BackendConfig:
-    """What one ``torch.compile`` call asked for."""
+    """The options of one ``torch.compile`` call."""
 
     own: Options
     inductor: dict[str, Any]  # patches of torch._inductor.config
     graphs: bool  # False for modes that end in "-no-cudagraphs"
 
 
+def _names() -> str:
+    return ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
+
+
 def _own_option(key: str, value: Any) -> tuple[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(Options)}
     name = key.removeprefix(_PREFIX)
     if name not in fields:
-        valid = ", ".join(f"{_PREFIX}{field}" for field in fields)
-        raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {valid}")
+        raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {_names()}")
     if name == "select":
         return name, _one_of(SELECTIONS, f"option {key!r}", value)
     if name == "optimizers":
@@ -128,10 +128,9 @@ def _transforms(key: str, value: Any) -> tuple[str, ...]:
 def _check_inductor_option(key: str) -> None:
     known = torch._inductor.config.get_config_copy()
     if key.replace("-", "_") not in known:
-        valid = ", ".join(f"{_PREFIX}{field.name}" for field in dataclasses.fields(Options))
         raise ValueError(
             f"unknown option {key!r} for backend 'pygraph'; valid are the options of Inductor "
-            f"(torch._inductor.list_options()) and: {valid}"
+            f"(torch._inductor.list_options()) and: {_names()}"
         )
 
 
@@ -156,8 +155,7 @@ def parse(mode: str | None, options: dict[str, Any] | None) -> BackendConfig:
     own: dict[str, Any] = {}
     for key, value in (options or {}).items():
         if key.startswith(_PREFIX):
-            name, checked = _own_option(key, value)
-            own[name] = checked
+            own.update([_own_option(key, value)])
         else:
             _check_inductor_option(key)
             inductor[key.replace("-", "_")] = value

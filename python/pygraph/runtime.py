@@ -105,12 +105,12 @@ def unavailable_reason() -> str | None:
 
 @functools.cache
 def notice_once(text: str) -> None:
-    """Says something to the user, once per process."""
+    """Logs a warning once per process."""
     log.warning(text)
 
 
 def all_partitions() -> list[AnyPartition]:
-    """Those that are alive. Thread-safe."""
+    """The partitions that are alive. Thread-safe."""
     return members(partitions)
 
 
@@ -122,8 +122,8 @@ def members(of: weakref.WeakSet[AnyPartition]) -> list[AnyPartition]:
 
 
 def release_workspaces() -> None:
-    """Releases what graphs keep of internal memory between replays; the next replay of each asks for
-    it again. Thread-safe. Never raises."""
+    """Releases the workspace of every graph; the next replay of each allocates it again. Thread-safe.
+    Never raises."""
     with harmless("releasing graphs' memory"):
         for partition in all_partitions():
             for entry in list(partition.entries.values()):
@@ -132,19 +132,22 @@ def release_workspaces() -> None:
 
 
 def note(level: int, text: str, *values: object) -> None:
-    """Logs something in the middle of a call, which a handler of the user's must not end."""
+    """Logs a message in the middle of a call. Ignores exceptions of the user's log handlers."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values)
 
 
 def first_line(error: object) -> str:
-    """Of an error's message, or of another text; empty if it has none."""
+    """The first line of an error's message, or of another text; empty if there is none."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 @contextlib.contextmanager
 def harmless(doing: str) -> Iterator[None]:
-    """Logs and drops errors of work that a call can do without, such as making later calls cheaper."""
+    """Logs and drops errors of optional work in a call, such as making later calls cheaper.
+
+    doing: names the work in the log.
+    """
     try:
         yield
     except Exception as error:
@@ -167,7 +170,8 @@ def is_compared() -> bool:
 
 
 class OthersDraw(RuntimeError):
-    """Other threads run functions that may draw random numbers, for long. Later there may be none."""
+    """Other threads have been running functions that may draw random numbers for too long to be waited
+    for. A later call may be recorded."""
 
 
 def begin_drawing(undo: Undo) -> None:
@@ -272,10 +276,11 @@ def _end_pause(entered: _Pause, pause: Callable[[bool], None]) -> None:
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """No call that begins inside the context is replayed, in any thread, and no graph is recorded.
+    """While any thread is in this context, no call that begins is replayed, in any thread, and no graph
+    is recorded.
 
-    May be entered several times, also by several threads. Waits for another thread's recording that is
-    under way. Thread-safe.
+    Contexts may be nested, and several threads may be in one. Entering waits until no other thread
+    records. Thread-safe.
     """
     try:
         pause = engine().pause
@@ -294,8 +299,8 @@ def uncaptured() -> Iterator[None]:
 
 
 def _forget_other_threads() -> None:
-    """A forked process has one thread. Locks that others held would stay locked, and who waits for one
-    would wait for ever."""
+    """Replaces locks in a forked process, where other threads do not exist: a lock that one of them
+    held would never be released."""
     global _locks_lock, _pauses_lock
     _pauses_lock = threading.Lock()  # never held by a thread that forks
     here = threading.get_ident()

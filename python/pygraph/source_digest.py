@@ -15,7 +15,7 @@ from typing import Any
 
 
 def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
-    """Of the functions' syntax trees: 16 hexadecimal digits; empty where one has no source."""
+    """The digest of the functions' syntax trees: 16 hexadecimal digits; empty if one has no source."""
     try:
         sources = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         text = "".join(_written(_Plain().visit(ast.parse(source))) for source in sources)
@@ -25,7 +25,7 @@ def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """Takes docstrings and annotations out of a syntax tree."""
+    """Removes docstrings and annotations from a syntax tree."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -55,7 +55,7 @@ class _Plain(ast.NodeTransformer):
 
 
 def _written(node: Any) -> str:
-    """A tree as text. Fields that are empty are left out: newer Pythons have more of these."""
+    """A syntax tree as text. Empty fields are left out, because newer Pythons have more of them."""
     if isinstance(node, list):
         return f"[{','.join(_written(item) for item in node)}]"
     if not isinstance(node, ast.AST):

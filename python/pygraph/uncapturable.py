@@ -48,16 +48,17 @@ def reason_of(name: str) -> str | None:
 
 
 def forget_all() -> None:
-    """Programs that are compiled from now on have no cuts at operators found uncapturable."""
+    """Forgets all operators found uncapturable; programs that are compiled later have no cuts at
+    them."""
     _found.clear()
 
 
 def operator_in(error: BaseException) -> str:
-    """The operator that a partition was calling when it raised because of the capture, or that copies
-    from host memory of its own.
+    """The operator that made a capture fail, from the error's traceback, or that copies from host
+    memory of its own.
 
-    Empty if it was none, or another error, which may be gone the next time; or if the capture had
-    failed before, unnoticed.
+    Empty if no operator did, if the error is another one, which may not come back, or if the capture
+    had failed before, unnoticed.
     """
     copies = _COPIES_FROM_HOST.search(str(error))
     if copies is not None:
@@ -73,8 +74,8 @@ def operator_in(error: BaseException) -> str:
 
 
 class Compilation:
-    """One compilation of a function by Dynamo, with its lazily compiled backward. Can be given up, for
-    another one with more cuts. Not thread-safe beyond Python's lock."""
+    """One compilation of a function by Dynamo, with its lazily compiled backward. It can be given up
+    for another one with more cuts. Not thread-safe beyond Python's lock."""
 
     def __init__(self, cuts: Collection[str]) -> None:
         """cuts: operators that cut it. To be made while Dynamo compiles."""
@@ -99,7 +100,7 @@ class Compilation:
                 self.has_guard = True
 
     def add(self, partition: AnyPartition) -> None:
-        """One of its partitions."""
+        """Adds one of the program's partitions."""
         self._partitions.add(partition)
 
     def note_uncapturable(self, operator: str, reason: str) -> bool:
@@ -115,7 +116,7 @@ class Compilation:
         return True
 
     def is_current(self) -> bool:
-        """False once the program is to be compiled again, and may be. Never raises."""
+        """False once the program should be compiled again, and may be. Never raises."""
         is_over = False
         with runtime.harmless("compiling anew, with more cuts,"):
             is_over = self._is_expired and self._may_be_compiled_anew()
@@ -139,7 +140,7 @@ class Compilation:
 
 class _GuardedState:
     """The object whose attribute the guard reads. The attribute is in the object's dictionary until an
-    operator is found; afterwards the compilation is asked."""
+    operator is found; from then on the compilation computes it."""
 
     ATTRIBUTE = "is_current"
 
@@ -148,7 +149,7 @@ class _GuardedState:
         self.__dict__[self.ATTRIBUTE] = True
 
     def ask(self) -> None:
-        """From now on the attribute is read from the compilation."""
+        """From now on the compilation computes the attribute."""
         self.__dict__.pop(self.ATTRIBUTE, None)
 
     def __getattr__(self, name: str) -> bool:

@@ -1,10 +1,9 @@
-"""Putting back what was changed, where an interrupt (Ctrl-C) may come at any moment.
+"""Undoes changes, even if an interrupt (Ctrl-C) comes at any moment.
 
-Python delivers a signal where a function begins, after each call, and where a loop begins anew. So it
-may come between a change and the ``try`` that would put it back, in the code of ``contextlib``, or in
-the middle of a ``finally``. Here each step that puts something back is known before the change is made,
-and a step that was interrupted is made again. Steps must be right if they are made twice, and if the
-change was not made.
+Python delivers a signal where a function begins, after each call, and at each repetition of a loop. So
+it may come between a change and the ``try`` that would undo it, in the code of ``contextlib``, or in
+the middle of a ``finally``. Here each undo step is noted before the change is made, and a step that was
+interrupted is made again. So steps must be right if they are made twice, or if the change was not made.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ Undo = list[Callable[[], Any]]  # the last one is made first
 
 
 def undoing(body: Callable[[Undo], _T]) -> _T:
-    """Calls ``body`` with a list, to which it adds a step before each change. Afterwards, whatever
-    happens, the steps are made. Raises what they raise, after all of them."""
+    """Calls ``body`` with a list, to which it adds an undo step before each change. Afterwards, in any
+    case, the steps are made. Raises their exceptions after all of them."""
     undo: Undo = []
     try:
         return body(undo)
@@ -37,7 +36,7 @@ def undoing(body: Callable[[Undo], _T]) -> _T:
 
 
 def settle(undo: Undo) -> None:
-    """Makes the steps. Raises what they raise, after all of them."""
+    """Makes the undo steps. Raises their exceptions after all of them."""
     try:
         while undo:
             undo[-1]()
@@ -48,7 +47,7 @@ def settle(undo: Undo) -> None:
 
 
 def _finish(undo: Undo) -> None:
-    """After a step has raised: the same one again, and the others."""
+    """After a step has raised: makes the same step again, and the others."""
     while undo:
         with contextlib.suppress(Exception):  # what it raised first is on its way
             undo[-1]()
@@ -56,6 +55,6 @@ def _finish(undo: Undo) -> None:
 
 
 def release(lock: Any) -> None:
-    """A step: releases a lock that this thread has perhaps not acquired."""
+    """An undo step: releases a lock if this thread has acquired it."""
     with contextlib.suppress(RuntimeError):
         lock.release()

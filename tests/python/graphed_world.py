@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import graphed, optimizer_forms, optimizer_steps, probes, variant
+from pygraph.callables import graphed, optimizer_forms, optimizer_steps, variant
+from pygraph.callables.host import probes
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo

@@ -18,7 +18,8 @@ _PYTHON_CALLS = {
 _PYTHON_NAMES = {"failure", "reason", "refusal"}
 _PYTHON_FUNCTIONS = {
     *("describe_failure", "_describe", "_reason", "_note_uncapturable", "_saved_elsewhere"),
-    *("unavailable_reason", "unfit_result", "_host_tensors", "_survivors", "describe_effects"),
+    *("unavailable_reason", "of_memory", "unfit_result", "own_result", "_not_differentiable"),
+    *("_host_tensors", "_survivors", "describe_effects"),
     *("refusal", "_remedy", "advice"),
 }
 _PYTHON_FOLDERS = ("callables", "partition", "record", "report", "select", "verify")
@@ -37,7 +38,7 @@ def texts() -> dict[str, str]:
     """Each text, and the file that has it."""
     package = ROOT / "python" / "pygraph"
     found: dict[str, str] = {}
-    python = [path for folder in _PYTHON_FOLDERS for path in sorted((package / folder).glob("*.py"))]
+    python = [path for folder in _PYTHON_FOLDERS for path in sorted((package / folder).rglob("*.py"))]
     for path in [*python, *(package / name for name in _PYTHON_FILES)]:
         for text in _in_python(ast.parse(path.read_text("utf-8"))):
             found.setdefault(text, path.name)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.callables.host_state import HostState, random_state
-from pygraph.callables.reachable import Unseen, reachable_from
-from pygraph.callables.user_code import globals_used_by
+from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.reachable import reachable_from
+from pygraph.callables.host.user_code import globals_used_by
+from pygraph.callables.host.walk import Unseen
 
 flag = False
 step = 0
@@ -244,7 +245,7 @@ def test_random_numbers_that_are_drawn_on_the_host() -> None:
 
 
 def test_a_callable_that_reaches_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pygraph.callables.reachable._MOST_PLACES", 10)
+    monkeypatch.setattr("pygraph.callables.host.reachable._MOST_PLACES", 10)
     items = list(range(100))
     with pytest.raises(Unseen):
         reachable_from({"f": lambda: items})

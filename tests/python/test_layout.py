@@ -78,13 +78,12 @@ def test_every_part_has_a_floor() -> None:
 def test_no_circle_of_imports_is_in_a_package(package: str) -> None:
     """Nor of types that are imported for the type checker alone."""
     prefix = f"pygraph.{package}."
-    files = list((_ROOT / package).glob("*.py"))
+    files = sorted((_ROOT / package).rglob("*.py"))
     imports: dict[str, set[str]] = {}
     for path in files:
-        names = {module for _, module in _imports(path)} | _imported_modules(path, package)
-        imports[path.stem] = {
-            n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)
-        }
+        names = {module for _, module in _imports(path)} | _imported_modules(path, f"pygraph.{package}")
+        own = ".".join(path.relative_to(_ROOT / package).with_suffix("").parts)
+        imports[own] = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     assert any(imports.values()) or len(files) < 3
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
 
@@ -93,9 +92,16 @@ def _imported_modules(path: Path, package: str) -> set[str]:
     """As ``from pygraph.partition import audit`` names them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == f"pygraph.{package}":
-            found |= {f"pygraph.{package}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+def test_what_looks_at_the_host_knows_nothing_of_graphs() -> None:
+    names = {n for path in (_ROOT / "callables" / "host").glob("*.py") for _, n in _imports(path)}
+    rooms = {_room(n) for n in names if n.startswith("pygraph")}
+    assert rooms <= {"callables", "runtime", "undoing"}
+    assert all("callables" not in n or n.startswith("pygraph.callables.host") for n in names)
 
 
 # Methods of the records themselves write ``self``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,29 @@ def test_an_entry_is_complete(patch: Patch) -> None:
         assert all(sources.known_digest(name, release) != GONE for name in patch.replaces)
     module, function = patch.apply.split(":")
     assert callable(sources.resolve(f"{module}.{function}"))
+
+
+def _documented() -> dict[str, tuple[bool, str, str]]:
+    """Of the page's table: whether each patch is exact, its scope, and the releases."""
+    page = Path(__file__).parents[2] / "docs/reference/patches.md"
+    found = {}
+    for line in page.read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 4 and cells[0].startswith("`"):
+            names = re.findall(r"`(\w+)`", cells[0])
+            scopes = cells[2].split(", ") if len(names) > 1 else [cells[2]]
+            releases = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells[3])
+            for name, scope in zip(names, scopes, strict=True):
+                found[name] = ("not exact" not in cells[0], scope, releases)
+    return found
+
+
+def test_the_page_has_the_table() -> None:
+    words = {RELEASES: "all", RELEASES[:1]: RELEASES[0]}
+    for patch in PATCHES:
+        releases = words.get(patch.releases, f"to {patch.releases[-1]}")
+        assert _documented()[patch.name] == (patch.exact, patch.scope, releases), patch.name
+    assert _documented().keys() == {patch.name for patch in PATCHES}
 
 
 def test_names_are_unique() -> None:

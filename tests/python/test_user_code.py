@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pygraph.callables import user_code
-from pygraph.callables.user_code import is_library_file
+from pygraph.callables.host import user_code
+from pygraph.callables.host.user_code import is_library_file
 
 
 @pytest.fixture(autouse=True)

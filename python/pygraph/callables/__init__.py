@@ -1,1 +1,27 @@
-"""Graphs of any callable: ``pygraph.graph``."""
+"""Graphs of any callable: ``pygraph.graph``. docs/explanation/whole-steps.md explains the approach.
+
+A call passes through these modules, in this order:
+
+    graphed              what ``pygraph.graph`` returns: selects the variant that serves a call
+    serving, signature   whether this thread may use graphs now; the arguments, as a key and tensors
+    host/                what Python can read on the host: has any of it changed?
+    variant              calls of one kind, in one state of the host: observed, then given a partition
+    refused_calls        which calls run uncaptured from now on, and why
+
+An observed call runs uncaptured and shows whether the callable can have a graph:
+
+    observed_call        makes the call and finds what it used and changed (observation)
+    refusals             why there can be no graph
+
+Then the callable becomes the function of a partition, which records and replays it:
+
+    step_function        the callable as a function of tensors (surroundings: those that are not passed)
+    forward_function     the same for a callable inside of a differentiated program
+    graphed_gradient     its one node in the program's autograd graph
+    saved_tensors        where the tensors lie that autograd saved (argument_aliases: rehearsals)
+    kept_graph           autograd's graph of a run, without the memory that the run used
+    backward_function    runs the kept graph: partitions for the backward
+
+Optimizers: optimizer_forms (which of them a graph can hold), rates and rate_probe (learning rates that
+may move), optimizer_steps (graphs of ``optimizer.step()`` in plain loops). ``pygraph.check``: check.
+"""

@@ -12,7 +12,6 @@ and only if the first backward has changed nothing there.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +20,10 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables import kept_graph
-from pygraph.callables.host_state import HostState, random_state
+from pygraph.callables.host.host_state import random_state
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
-from pygraph.callables.step_function import Surroundings
+from pygraph.callables.surroundings import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
@@ -33,9 +32,8 @@ from pygraph.undoing import Undo, undoing
 _COMPARED_CALLS = 2  # as of the forward (variant.py)
 _MOST_PATTERNS = 16  # of gradients, for one structure
 
-_Pattern = tuple[
-    tuple[bool, ...], tuple[bool, ...]
-]  # which results have gradients, which ends need one
+# Which results have gradients, which ends need one.
+_Pattern = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 class BackwardFunction:
@@ -108,7 +106,7 @@ class BackwardFunction:
     def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
         every, positions = self._around.state.tensors(), self.state_positions
         runtime.begin_capturing(undo)
-        undo.append(functools.partial(_put_back, self._around.host.now()))
+        undo.append(self._around.host.now().restore_if_changed)
         own = [every[i] for i in self._state]
         exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
         undo.append(exchange.undo)
@@ -139,11 +137,6 @@ class BackwardFunction:
         if not on_host or torch.cuda.is_current_stream_capturing():
             return made
         return [tensor.cpu() if i in on_host else tensor for i, tensor in enumerate(made)]
-
-
-def _put_back(host: HostState) -> None:
-    if not host.holds():
-        host.restore()
 
 
 class Backwards:

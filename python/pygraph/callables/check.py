@@ -17,16 +17,20 @@ import torch
 
 from pygraph import options, runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.observed_call import tensors_in
-from pygraph.callables.program_state import ProgramState, gradient_of
+from pygraph.callables.host.program_state import ProgramState, gradient_of
+from pygraph.callables.observation import tensors_in
 
 _LEAST_STEPS = 12  # after which a graph has been replayed several times
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The largest absolute differences of one result or tensor: between the graph's series and an
-    uncaptured one, and between the two uncaptured ones."""
+    """The largest absolute differences of one result or tensor.
+
+    path: of the tensor, or the number of the result and the step.
+    graphed: between the graph's series and the first uncaptured one.
+    uncaptured: between the two uncaptured series.
+    """
 
     path: str
     graphed: float
@@ -35,8 +39,14 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """steps: in each series. replays: of graphs in the third. reasons: why calls had no graph.
-    differences: of what differs in any pair of series, the largest first."""
+    """The result of :func:`check`. Prints as text.
+
+    steps: number of steps in each series.
+    replays: replays in the series with a graph.
+    reasons: why calls had no graph.
+    differences: results and tensors in which another series differs from the first one, the largest
+        difference of the graph's series first.
+    """
 
     steps: int
     replays: int
@@ -45,7 +55,8 @@ class Check:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the graph's series has the bits of an uncaptured one."""
+        """Whether the graph's series has the values of the first uncaptured one. 0.0 equals -0.0, and
+        NaN equals NaN."""
         return all(difference.graphed == 0 for difference in self.differences)
 
     def __str__(self) -> str:
@@ -65,18 +76,17 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
     tuple or one object; repeated if there are fewer than 12. Raises what the step raises. Not
     thread-safe: nothing else may use the step's tensors meanwhile.
     """
-    function = step.__wrapped__ if isinstance(step, Graphed) else step
     calls = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
     if not calls:
         raise ValueError("pygraph.check needs at least one batch")
     calls = list(itertools.islice(itertools.cycle(calls), max(len(calls), _LEAST_STEPS)))
     chosen = options.own({"lanes": 1, "select": "always"})
-    graphed = step.like(function, chosen) if isinstance(step, Graphed) else Graphed(function, chosen)
+    graphed = step.anew(chosen) if isinstance(step, Graphed) else Graphed(step, chosen)
     plain = graphed.prepared()
-    program = _Program(function)
+    function = graphed.__wrapped__
+    state = ProgramState({getattr(function, "__name__", "step"): function})
     known = set(runtime.partitions)
-    expected, again = program.series(plain, calls), program.series(plain, calls)
-    found = program.series(graphed, calls)
+    expected, again, found = (_series(state, run, calls) for run in (plain, plain, graphed))
     rows = [row for row in runtime.all_partitions() if row is graphed or row not in known]
     entries = [entry for row in rows for entry in row.entries.values()]
     replays = sum(entry.graph.replays for entry in entries if entry.graph is not None)
@@ -88,28 +98,22 @@ def check(step: Callable[..., Any], batches: Iterable[Any]) -> Check:
 _Values = dict[str, torch.Tensor]
 
 
-class _Program:
-    """What a step can reach, as it was when this was made."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._state = ProgramState({getattr(function, "__name__", "step"): function})
-
-    def series(self, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
-        """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
-        everything is as it was."""
-        try:
-            values: _Values = {}
-            for i, args in enumerate(calls):
-                for j, result in enumerate(tensors_in(step(*args))):
-                    values[f"result {j} of step {i}"] = result.detach().clone()
-            for path, tensor in self._state.tensors_now().items():
-                values[path] = tensor.detach().clone()
-                gradient = gradient_of(tensor)
-                if gradient is not None:
-                    values[f"{path}.grad"] = gradient.detach().clone()
-            return values
-        finally:
-            self._state.put_back()
+def _series(state: ProgramState, step: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> _Values:
+    """Makes the steps. Returns their results and what the tensors are then, by path; afterwards
+    everything is as it was."""
+    try:
+        values: _Values = {}
+        for i, args in enumerate(calls):
+            for j, result in enumerate(tensors_in(step(*args))):
+                values[f"result {j} of step {i}"] = result.detach().clone()
+        for path, tensor in state.tensors_now().items():
+            values[path] = tensor.detach().clone()
+            gradient = gradient_of(tensor)
+            if gradient is not None:
+                values[f"{path}.grad"] = gradient.detach().clone()
+        return values
+    finally:
+        state.put_back()
 
 
 def _differences(expected: _Values, again: _Values, found: _Values) -> list[Difference]:

@@ -26,11 +26,12 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime
 from pygraph.callables import kept_graph
+from pygraph.callables.argument_aliases import alias_of, is_held, moved_onto
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.graphed_gradient import Made, with_gradient
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.kept_graph import Structure
-from pygraph.callables.observed_call import Form
+from pygraph.callables.observation import Form
 from pygraph.callables.saved_tensors import (
     ARGUMENT,
     IN_ARGUMENT,
@@ -39,11 +40,11 @@ from pygraph.callables.saved_tensors import (
     Saved,
     SavedTensors,
     address_of,
-    place_of,
     take_out,
 )
 from pygraph.callables.signature import Arguments, put_together
-from pygraph.callables.step_function import NotGraphable, StepFunction, Surroundings
+from pygraph.callables.step_function import NotGraphable, StepFunction
+from pygraph.callables.surroundings import Surroundings
 from pygraph.undoing import Undo, undoing
 
 _OTHER = "it returns or saves another structure than it did before"
@@ -73,26 +74,6 @@ class ForwardFunction(StepFunction):
         # Made now, because a recording must not keep what it allocates.
         needing = [*self._parameters, *(t for t in arguments.tensors if t.requires_grad)]
         self._atoms = {t.dtype: torch.zeros((), dtype=t.dtype, device=around.device) for t in needing}
-
-    def call(
-        self,
-        graphed: Callable[[list[Any]], Any],
-        arguments: Arguments,
-        make: Callable[[], Any],
-        tell_replayed: Callable[[Arguments], None],
-    ) -> Any:
-        self._call.structure = None
-        try:
-            return super().call(graphed, arguments, make, tell_replayed)
-        finally:
-            self._call.structure = None
-
-    @property
-    def _is_replayed(self) -> bool:
-        return self._call.structure is None
-
-    def _leave_gradients(self, outputs: Any) -> None:
-        """It sets none."""
 
     def _result(self, outputs: Any) -> Any:
         structure = self._call.structure
@@ -124,7 +105,7 @@ class ForwardFunction(StepFunction):
             return self._function(*args, **kwargs)
 
         leaves, spec = pytree.tree_flatten(undoing(body))
-        leaves = self._onto(self._detached(leaves), detached, arguments)
+        leaves = moved_onto(self._detached(leaves), detached, arguments)
         try:
             outputs = self._kept(expected, leaves, spec, ends, detached, saved)
             self._call.structure = expected
@@ -136,7 +117,7 @@ class ForwardFunction(StepFunction):
     def _run(self, given: list[Any]) -> tuple[Any, ...]:
         arguments = given[: self._tensor_count]
         key = self._key(arguments)
-        aliases = [_alias(tensor) for tensor in arguments]
+        aliases = [alias_of(tensor) for tensor in arguments]
         memory = [runtime.engine().flat_tensor(alias) for alias in aliases]
         saved, ends = SavedTensors(), self._ends(aliases, aliases)
         fresh = runtime.engine().FreshAccumulators(self._parameters)
@@ -144,11 +125,11 @@ class ForwardFunction(StepFunction):
             leaves, spec = pytree.tree_flatten(undoing(functools.partial(self._save, aliases, saved)))
             leaves = self._detached(leaves)
             outputs = self._kept(None, leaves, spec, ends, aliases, saved, key)
-            outputs = tuple(self._onto(outputs, aliases, arguments))
+            outputs = tuple(moved_onto(outputs, aliases, arguments))
         finally:
             fresh.undo()
         del aliases, leaves, saved
-        if any(_is_held(flat) for flat in memory):
+        if any(is_held(flat) for flat in memory):
             self.structures.pop(key, None)
             raise NotGraphable("it keeps a tensor for its backward beside what autograd saves")
         return outputs
@@ -208,7 +189,8 @@ class ForwardFunction(StepFunction):
         self, structure: Structure, leaves: list[Any], ends: list[torch.Tensor], found: Saved
     ) -> None:
         stream = kept_graph.stream_of(self._around.device)
-        instead = [self._instead(i, ends[i]) for i in structure.ends]
+        arguments = len(self._differentiable)
+        instead = [ends[i] if i < arguments else self._leaf(ends[i]) for i in structure.ends]
         kept_graph.keep(structure, leaves, ends, instead, found.constants, stream)
 
     def _as_it_was_made(
@@ -272,9 +254,6 @@ class ForwardFunction(StepFunction):
             runtime.engine().lead_gradients(given[i], leaf)
         return [*leaves, *self._parameters]
 
-    def _instead(self, number: int, end: torch.Tensor) -> torch.Tensor:
-        return end if number < len(self._differentiable) else self._leaf(end)
-
     def _leaf(self, like: torch.Tensor) -> torch.Tensor:
         """Without memory of its own, so that a kept graph may hold it."""
         return self._atoms[like.dtype].expand(like.shape).detach().requires_grad_()
@@ -285,24 +264,6 @@ class ForwardFunction(StepFunction):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and address_of(leaf) in theirs:
                 raise NotGraphable("a result that requires a gradient lies in what it is given")
 
-    def _onto(
-        self, leaves: Sequence[Any], used: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
-    ) -> list[Any]:
-        """Results that are arguments, or in their memory, on the arguments that were given."""
-        numbers = {address_of(tensor): i for i, tensor in enumerate(used)}
-        numbers.pop(0, None)
-        found = list(leaves)
-        for position, leaf in enumerate(leaves):
-            number = numbers.get(address_of(leaf))
-            if number is None or leaf.requires_grad:
-                continue
-            if any(leaf is tensor for tensor in used):
-                found[position] = own[number]
-            else:
-                place = place_of(leaf, (IN_ARGUMENT, number, 0), used)
-                found[position] = place.view_of(own[number].detach())
-        return found
-
 
 def _without_graph(leaves: list[Any]) -> list[Any]:
     """The results without their graph; one that is there twice is there twice again."""
@@ -311,22 +272,3 @@ def _without_graph(leaves: list[Any]) -> list[Any]:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             known[id(leaf)] = leaf.data  # not detach(): that is a view, to which nobody may write
     return [known.get(id(leaf), leaf) for leaf in leaves]
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory with a storage of its own, which does not hold the memory: what still
-    refers to it after a run is seen, and harmless."""
-    memory = runtime.engine().memory_of(tensor)
-    storage = torch._C._construct_storage_from_data_pointer(
-        memory.data_ptr(), tensor.device, memory.nbytes
-    )
-    layout = (storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    alias = alias.set_(*layout)
-    alias = alias.conj() if tensor.is_conj() else alias
-    return torch._neg_view(alias) if tensor.is_neg() else alias
-
-
-def _is_held(memory: torch.Tensor) -> bool:
-    """Whether anything but this tensor, and the Python object that is made here, has its storage."""
-    return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)

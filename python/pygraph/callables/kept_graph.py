@@ -216,5 +216,4 @@ def run(
 
 
 def stream_of(device: torch.device) -> int:
-    """The current stream's number."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

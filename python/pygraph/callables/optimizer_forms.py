@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
-_GROUP = re.compile(
-    r"(?P<optimizer>.*?)\.?param_groups\[(?P<group>\d+)\]\['(?P<key>\w+)'\](?P<rest>.*)"
-)
+_GROUP = re.compile(r"(?P<optimizer>.*?)\.?param_groups\[(?P<group>\d+)\]\['(?P<key>\w+)'\].*")
 
 
 def is_of_pytorch(optimizer: torch.optim.Optimizer) -> bool:

@@ -84,7 +84,7 @@ def _look_at(optimizer: torch.optim.Optimizer) -> None:
     if _seen.get(optimizer) == _programs or is_calling():
         return
     with runtime.harmless("looking at an optimizer"):
-        is_known = _seen.get(optimizer) is not None and _route_of(optimizer) is not None
+        is_known = optimizer in _seen and hasattr(optimizer.__dict__.get("step"), "pygraph_route")
         _seen[optimizer] = _programs
         options = None if is_known else _options_for(optimizer)
         if options is not None and runtime.unavailable_reason() is None:
@@ -115,7 +115,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _give_route(optimizer: Any, options: Options) -> None:
     before = optimizer.step
     own = optimizer.__dict__.get("step")  # a scheduler's, say
-    function = own if own is not None else _method(optimizer)
+    # Without one of its own, it has the step that its class has at each call.
+    by_class = lambda *args, **kwargs: type(optimizer).step(optimizer, *args, **kwargs)  # noqa: E731
+    function = by_class if own is None else own
     route = Route(optimizer, function, options)
 
     @functools.wraps(before)
@@ -128,21 +130,6 @@ def _give_route(optimizer: Any, options: Options) -> None:
     optimizer.step = types.MethodType(step, optimizer)
 
 
-def _method(optimizer: Any) -> Callable[..., Any]:
-    """The step that the class has at each call."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return type(optimizer).step(optimizer, *args, **kwargs)
-
-    return step
-
-
-def _route_of(optimizer: Any) -> Route | None:
-    own = optimizer.__dict__.get("step")
-    route: Route | None = getattr(own, "pygraph_route", None)
-    return route
-
-
 class Route:
     """The steps of one optimizer. Thread-safe as the optimizer is."""
 
@@ -153,7 +140,7 @@ class Route:
         self._optimizer = optimizer
         self._function = function
         self._looks_left = _LOOKS
-        self._has_begun = False  # the step as it was, in the call under way
+        self.has_begun = False  # the step as it was, in the call under way
         run = _step_function(optimizer, function, self)
         run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
         own = dataclasses.replace(options, lanes=1)
@@ -172,13 +159,13 @@ class Route:
             return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes[name] for name in _SCALER if name in attributes}
-        self._has_begun = False
+        self.has_begun = False
         try:
             for name in given:
                 del attributes[name]
             return self.graphed(gradients, given)
         except Exception as error:
-            if self._has_begun:
+            if self.has_begun:
                 raise  # the program's
             self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
         finally:
@@ -190,13 +177,10 @@ class Route:
         these by the graph."""
         if self._looks_left == 0:
             return True
-        if not all(map(_is_usable, gradients)):
+        if not all(g is None or (_is_plain(g) and not g.requires_grad) for g in gradients):
             return False
         self._looks_left -= 1
         return True
-
-    def note_begin(self) -> None:
-        self._has_begun = True
 
     def _has_hooks(self) -> bool:
         optimizer = self._optimizer
@@ -206,10 +190,6 @@ class Route:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-
-
-def _is_usable(gradient: torch.Tensor | None) -> bool:
-    return gradient is None or (_is_plain(gradient) and not gradient.requires_grad)
 
 
 def _step_function(
@@ -226,7 +206,7 @@ def _step_function(
                     parameter.grad = gradient
             for name, value in given.items():
                 setattr(optimizer, name, value)
-            route.note_begin()
+            route.has_begun = True
             return step()
         finally:
             for name in given:

@@ -10,7 +10,8 @@ shows. It is tried once for each form in the process, and takes some millisecond
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+import functools
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def taken_by(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Taken |
     dtypes = tuple(sorted({dtype for _, dtype in parameters}, key=str))
     key = (kind, device, dtypes, torch.get_default_dtype(), tuple(options.items()))
     if key not in _known:
-        _known[key] = _probe(kind, options, dtypes, device)
+        _known[key] = _probe(functools.partial(_steps, kind, options, dtypes, device))
     return _known[key]
 
 
@@ -88,30 +89,22 @@ def _step_of(kind: type[torch.optim.Optimizer]) -> Any:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-def _probe(
-    kind: type[torch.optim.Optimizer],
-    options: dict[str, Any],
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-) -> Taken | None:
+def _probe(steps: Callable[[torch.dtype | None], list[torch.Tensor]]) -> Taken | None:
     possible = None
     try:
-        expected = _steps(kind, options, dtypes, device, None)
+        expected = steps(None)
     except Exception:  # it has no such form
         return None
     for dtype in _DTYPES:
         try:
-            found = _steps(kind, options, dtypes, device, dtype)
+            found = steps(dtype)
         except Exception:  # of the optimizer, or _Waits
             continue
-        if all(_have_same_bits(a, b) for a, b in zip(expected, found, strict=True)):
+        pairs = zip(expected, found, strict=True)
+        if all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
             return Taken(dtype, True)
         possible = possible or Taken(dtype, False)
     return possible
-
-
-def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _steps(
@@ -125,11 +118,8 @@ def _steps(
     generator = torch.Generator().manual_seed(0)
 
     def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return (
-            torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-            .to(dtype)
-            .to(device)
-        )
+        made = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return made.to(dtype).to(device)
 
     with torch.inference_mode(False), torch.no_grad():
         parameters = [torch.nn.Parameter(values(shape, dtype)) for dtype in dtypes for shape in _SHAPES]

@@ -46,7 +46,6 @@ class Rated:
 
     @property
     def is_float(self) -> bool:
-        """Whether the program still has a float there."""
         return isinstance(self.group["lr"], float)
 
     def is_same(self, other: Rated) -> bool:
@@ -97,9 +96,6 @@ class Rates:
         self._values: list[float] = []
         self._tensors: list[torch.Tensor] = []
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
     def tensors(self) -> list[torch.Tensor]:
         """The rates as they are now. One that has moved gets new memory, because launches that are
         under way may still read the old one."""
@@ -110,7 +106,7 @@ class Rates:
         return list(self._tensors)
 
     def are_floats(self) -> bool:
-        """Whether the program still has floats there."""
+        """Whether the program has not put something else there."""
         return all(rated.is_float for rated in self._groups)
 
 

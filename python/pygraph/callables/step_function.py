@@ -27,75 +27,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
-from pygraph.callables.observed_call import (
-    Form,
-    Gradient,
-    calling_line,
-    fate,
-    kinds_of,
-    run_backwards_here,
-    unfit_result,
-)
-from pygraph.callables.rates import Rated, Rates, begin_recording
+from pygraph.callables.observation import Form, fate, kinds_of
+from pygraph.callables.observed_call import run_backwards_here
+from pygraph.callables.rates import begin_recording
+from pygraph.callables.refusals import unfit_result
 from pygraph.callables.signature import Arguments, put_together, unflattener
-from pygraph.callables.user_code import is_library_file
+from pygraph.callables.surroundings import Surroundings
 from pygraph.undoing import Undo, undoing
 
 
 class NotGraphable(RuntimeError):
     """What a callable does or returns keeps it from having a graph; the text says why."""
-
-
-class Surroundings:
-    """What a callable reads besides its arguments, as observed.
-
-    host: the host's state. state: the engine's. gradients: of all tensors that a backward may set.
-    followed: groups of optimizers whose learning rates are inputs. fused: of fused optimizers.
-    made, cleared: tensors whose gradients the callable makes, or sets to None.
-    """
-
-    def __init__(
-        self,
-        host: HostState,
-        state: Any,
-        gradients: list[Gradient],
-        followed: list[Rated],
-        fused: list[dict[str, Any]],
-        device: torch.device,
-    ) -> None:
-        self.host = host
-        self.state = state
-        self.gradients = gradients
-        self.device = device
-        self.followed = followed
-        self.fused = fused
-        self.rates = Rates(followed, device)
-        self.tensors = [gradient.tensor for gradient in gradients]
-        self.made = [gradient.tensor for gradient in gradients if gradient.after == "made"]
-        self.cleared = [gradient.tensor for gradient in gradients if gradient.after == "none"]
-        self._used = [gradient.tensor for gradient in gradients if gradient.is_used]
-
-    def used_gradients(self) -> list[torch.Tensor]:
-        """Gradients from before that the callable uses, as they are now."""
-        return runtime.engine().gradients_of(self._used) if self._used else []
-
-    def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-        """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
-        for tensor, gradient in gradients:
-            tensor.grad = gradient
-        if not self.host.holds():
-            self.host.restore()
-
-    def owners(self) -> dict[int, list[torch.Tensor]]:
-        """By storage of the state: the program's tensors that have it."""
-        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
-        by_address: dict[int, list[torch.Tensor]] = {}
-        for tensor in found:
-            by_address.setdefault(_flat(tensor).data_ptr(), []).append(tensor)
-        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
-        return {i: by_address[address] for i, address in numbered if address in by_address}
 
 
 class StepFunction:
@@ -108,14 +52,15 @@ class StepFunction:
         around: Surroundings,
         form: Form,
     ) -> None:
-        """form: of the result."""
         self._function = function
         self._around = around
         self._form = form
         self._tensor_count = len(arguments.tensors)
         self._state_tensors = list(around.state.tensors())
         self._unflatten = unflattener(form.spec)
-        self._call = threading.local()  # `arguments`, `rest`, `make`, `result` of the call under way
+        # Of the call under way: `arguments`, `rest`, `make`; `result`, if the callable has made it;
+        # `structure`, if the callable has made it to be compared (ForwardFunction).
+        self._call = threading.local()
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
@@ -128,7 +73,6 @@ class StepFunction:
         return range(self._tensor_count, self._tensor_count + len(self._state_tensors))
 
     def inputs(self, arguments: Arguments) -> list[Any]:
-        """The inputs of a call."""
         return [*arguments.tensors, *self._state_tensors, *self._rest()]
 
     def _rest(self) -> list[torch.Tensor]:
@@ -149,7 +93,8 @@ class StepFunction:
         own, rest = self._call, self._rest()
         made: dict[int, Any] = {}
         try:
-            own.arguments, own.rest, own.make, own.result = arguments, rest, make, None
+            own.arguments, own.rest, own.make = arguments, rest, make
+            own.result = own.structure = None
             inputs = [*arguments.tensors, *self._state_tensors, *rest]
             # Not a call of its own: an interrupt right after a replay must find what it has made.
             made = collections.defaultdict(functools.partial(graphed, inputs))
@@ -167,12 +112,12 @@ class StepFunction:
                 self._leave_gradients(made[0])
             raise
         finally:
-            own.arguments = own.rest = own.make = own.result = None
+            own.arguments = own.rest = own.make = own.result = own.structure = None
 
     @property
     def _is_replayed(self) -> bool:
         """Whether a replay has made the call under way, and not the callable itself."""
-        return self._call.result is None
+        return self._call.result is None and self._call.structure is None
 
     def _is_the_call(self, given: list[Any]) -> bool:
         """Whether these are the inputs of the call under way, which tells it from a rehearsal."""
@@ -241,7 +186,7 @@ class StepFunction:
 
     def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
         around = self._around
-        own = [*self._state_tensors, *map(_flat, around.used_gradients())]
+        own = [*self._state_tensors, *runtime.engine().flat_tensors(around.used_gradients())]
         first, end = self._tensor_count, self._tensor_count + len(own)
         kept = [(gradient.tensor, gradient.tensor.grad) for gradient in around.gradients]
         runtime.begin_capturing(undo)
@@ -260,7 +205,7 @@ class StepFunction:
         except (torch.OutOfMemoryError, NotGraphable):
             raise
         except Exception as error:
-            line = _line_of(error)
+            line = line_of(error)
             if not line:
                 raise
             raise RuntimeError(f"{runtime.first_line(error)}{line}") from error
@@ -271,20 +216,3 @@ class StepFunction:
         for gradient, (tensor, old) in zip(self._around.gradients, kept, strict=True):
             if fate(old, tensor.grad) != gradient.after:
                 raise NotGraphable("it leaves gradients to other tensors than before")
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
-    return flat
-
-
-def _line_of(error: Exception) -> str:
-    """Where in the program's own code an error was raised, in parentheses; empty if nowhere."""
-    found = ""
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not is_library_file(name):
-            found = f" ({name.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found or calling_line()

@@ -15,13 +15,15 @@ import torch
 from pygraph import runtime
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.forward_function import ForwardFunction
-from pygraph.callables.host_state import HostState
-from pygraph.callables.observed_call import Observation, observed_call, watched_tensors
+from pygraph.callables.host.host_state import HostState
+from pygraph.callables.observation import Observation, watched_tensors
+from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
 from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
-from pygraph.callables.step_function import StepFunction, Surroundings
+from pygraph.callables.step_function import StepFunction
+from pygraph.callables.surroundings import Surroundings
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
@@ -34,9 +36,7 @@ _COMPARED_CALLS = 2  # after the verification: with it, three in a row
 class Variant:
     """Not thread-safe: its callable's lock is held while it is observed."""
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], options: Options, adapts: bool = False
-    ) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], options: Options, adapts: bool) -> None:
         """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference."""
         self.name = name
         self.refusal = ""
@@ -83,7 +83,7 @@ class Variant:
             before,
             device,
         )
-        if not seen.is_whole:
+        if not seen.is_complete:
             return seen.result
         self.observed += 1
         self.host = seen.host
@@ -219,7 +219,7 @@ def _hooks_are_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def host_state(roots: dict[str, Any], adapts: bool = False) -> HostState:
+def host_state(roots: dict[str, Any], adapts: bool) -> HostState:
     """The host's state, without the learning rates that graphs follow."""
     state = HostState(roots)
     groups = followed(state.found.optimizers.values(), adapts)

@@ -7,7 +7,6 @@ The graph was compiled just now, or comes from Inductor's cache, or from AOTAuto
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,6 @@ from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Kind, PartitionInfo
 from pygraph.uncapturable import Compilation
-
-log = logging.getLogger("pygraph")
 
 _READS_RANDOM_STATE_ON_HOST = (
     "aten::_scaled_dot_product_efficient_attention_backward",
@@ -42,9 +39,9 @@ def attach(
 ) -> wrapper_bypass.Shortcut | None:
     """Replaces every partition function of a compiled FX graph by a Partition.
 
-    kwargs: that Inductor was called with to compile it.
-    metadata: AOTAutograd's, of the program; None if there is none.
-    Returns a way around all Python wrappers, where there is one.
+    kwargs: the arguments with which Inductor was called to compile the graph.
+    metadata: AOTAutograd's metadata of the program; None if there is none.
+    Returns a callable that bypasses all Python wrappers, or None if that is not possible.
     """
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -58,7 +55,7 @@ def attach(
         runtime.notice_once("PyGraph leaves a graph over several devices uncaptured")
         return None
     if len(maps) != len(runner.partitions):
-        log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
+        runtime.log.warning("Inductor's partition maps do not fit its partitions; left uncaptured")
         return None
     device = next(iter(compiled.device_idxs))
     static = set(kwargs.get("static_input_idxs") or ())
@@ -110,11 +107,11 @@ def kind_of(kwargs: dict[str, Any]) -> Kind:
 
 
 def places_its_work_itself(gm: torch.fx.GraphModule) -> bool:
-    """Whether the program puts work on streams (``torch.cuda.stream``) or in memory pools of its own,
-    and Inductor generates code that does so (torch/_inductor/stream_utils.py, not in PyTorch 2.11).
+    """Whether the program uses streams (``torch.cuda.stream``) or memory pools of its own, and Inductor
+    generates code for them (torch/_inductor/stream_utils.py, not in PyTorch 2.11).
 
-    Such code has the streams' objects, the one that the program is called on included. In a recording
-    that one is not the stream that records.
+    Such code holds the streams' objects, including the stream on which the program is called. In a
+    recording that is not the stream that records.
     """
     if importlib.util.find_spec("torch._inductor.stream_utils") is None:
         return False
@@ -128,7 +125,8 @@ def places_its_work_itself(gm: torch.fx.GraphModule) -> bool:
 
 
 def random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
-    """Inputs that memory-efficient attention's backward reads on the host unless one captures."""
+    """Inputs that the backward of memory-efficient attention reads on the host unless it is
+    captured."""
     placeholders = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found = set()
     for node in gm.graph.nodes:
@@ -142,7 +140,7 @@ def random_state_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
 
 
 def current_metadata() -> Any:
-    """AOTAutograd's, of the program that is being compiled; None if there is none."""
+    """AOTAutograd's metadata of the program that is being compiled; None if there is none."""
     context = torch._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,8 +28,6 @@ from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
 from pygraph.partition.signature import Kind
 from pygraph.uncapturable import Compilation
-
-log = logging.getLogger("pygraph")
 
 # In the keys of the compiler's caches: of code for us, which is not mixed up with other backends', nor
 # with that of versions of PyGraph that generated other kernels.
@@ -100,7 +97,7 @@ def _compile_plain(
 
 
 def _cache_key(config: BackendConfig, *more: object) -> dict[str, Any]:
-    """Settings of Inductor that keep our code apart in its caches: it has our barriers."""
+    """Settings of Inductor that keep code with our barriers apart from other code in its caches."""
     from pygraph.fx_passes.cache_key import CacheKeyPass, beside
 
     name = "post_grad_custom_pre_pass"
@@ -150,9 +147,8 @@ def _compile_with_graphs(
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         # A hit in AOTAutograd's cache skips inner_compile, and with it PyGraph, but in _warm_start.
-        stack.enter_context(
-            functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False)
-        )
+        off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+        stack.enter_context(functorch_config.patch(off))
         stack.enter_context(inductor_config.patch(patches))
         # Entered anew in every thread: backward is compiled in autograd's threads.
         stack.enter_context(barriers.in_generated_kernels())
@@ -199,7 +195,7 @@ def _compile_with_graphs(
 
     argument_count = len(example_inputs)
     is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
-    is_warm = is_warm and _loads_for_us(config)
+    is_warm = is_warm and _provides(config, "warm_start")
     with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
@@ -212,25 +208,23 @@ def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
     """Lets the steps of the program's optimizers have graphs, if it asks for them."""
-    name = "optimizer_steps"
-    is_wanted = name in config.own.patches and optimizer_steps.is_wanted(config.own)
-    if is_wanted and not torch_patches.provide(name):
+    if optimizer_steps.is_wanted(config.own) and _provides(config, "optimizer_steps"):
         living = (reference() for reference in parameters)
         optimizer_steps.note_program((p for p in living if p is not None), config.own)
 
 
-def _loads_for_us(config: BackendConfig) -> bool:
-    """Whether the patch with which AOTAutograd's cache serves PyGraph is asked for, and in place."""
-    name = "warm_start"
+def _provides(config: BackendConfig, name: str) -> bool:
+    """Whether a patch on demand is asked for, and in place."""
     return name in config.own.patches and not torch_patches.provide(name)
 
 
 @contextlib.contextmanager
 def _warm_start(load: warm_start.Attach) -> Iterator[None]:
-    """AOTAutograd may load the program from its cache; ``load`` is called with each graph.
+    """A context in which AOTAutograd may load the program from its cache; ``load`` is called with each
+    graph.
 
-    The key of that cache has Inductor's settings: the cuts, and in :func:`_cache_key` what else
-    PyGraph's part of the compilation depends on.
+    The key of that cache contains Inductor's settings, and with them everything that PyGraph's part of
+    the compilation depends on: the cuts, and the settings of :func:`_cache_key`.
     """
     import torch._functorch.config as functorch_config
 
@@ -241,7 +235,7 @@ def _warm_start(load: warm_start.Attach) -> Iterator[None]:
 def _note_graph(
     kind: Kind, observation: Observation | None, graph: torch.fx.Graph, applied: list[Applied]
 ) -> None:
-    """For the report and the summary, if one is made."""
+    """Notes the graph for a report or a summary, if one is being made."""
     if observation is not None:
         observation.note_graph(kind, graph, applied)
     if observations.tally is not None:
@@ -250,7 +244,7 @@ def _note_graph(
 
 
 def _inductor_option(config: BackendConfig, name: str) -> Any:
-    """The user's value: of this compilation, or of the process."""
+    """The value of Inductor's option: of this compilation, or of the process."""
     return config.inductor.get(name, getattr(torch._inductor.config, name))
 
 

@@ -41,14 +41,14 @@ _wanted: ContextVar[bool] = ContextVar("pygraph_barriers", default=False)
 
 
 def why_not() -> str:
-    """Why kernels do not get the barriers; empty where they do. Thread-safe."""
+    """Why kernels do not get the barriers; empty if they do. Thread-safe."""
     reason = torch_patches.provide("kernel_barriers")
     return f"Inductor's kernels may overwrite what they still read: {reason}" if reason else ""
 
 
 @contextlib.contextmanager
 def in_generated_kernels() -> Iterator[None]:
-    """Kernels that Inductor generates in this context, in this thread, have the barriers, unless
+    """A context in which kernels that this thread's Inductor generates get the barriers, unless
     ``why_not`` has a reason."""
     if why_not():
         yield
@@ -62,13 +62,13 @@ def in_generated_kernels() -> Iterator[None]:
 
 
 def wanted() -> bool:
-    """Whether kernels that are generated now, in this thread, get them."""
+    """Whether kernels that this thread generates now get the barriers."""
     return _wanted.get()
 
 
 @functools.cache
 def install() -> None:
-    """Wraps the generation of a section of code; without effect on other backends' kernels."""
+    """Wraps the generation of a section of code. Kernels of other backends are not changed."""
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.select_algorithm import TritonTemplateKernel
 
@@ -109,7 +109,8 @@ def _generate_section(kernel: Any, generate: Callable[[Any], None]) -> None:
 
 
 def _reads_what_it_writes(kernel: Any) -> bool:
-    """Whether a buffer is overwritten in place, or is an input of the program and written by it."""
+    """Whether the kernel overwrites a buffer in place, or writes an input of the program that it also
+    reads."""
     from torch._inductor.codegen.common import InplacedBuffer
 
     args = kernel.args
@@ -128,7 +129,7 @@ def _after_barrier(stores: Any) -> Any:
 
 
 def _barrier_unless_last(kernel: Any, section: int) -> Any:
-    """A line that is left out where no section followed that one."""
+    """A line with a barrier, which is left out if no section follows."""
     from torch._inductor.utils import DeferredLineBase
 
     class Barrier(DeferredLineBase):  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""Where a generated kernel comes from: the operators that Inductor fused into it, and the user's lines.
+"""The origin of a generated kernel: the operators that Inductor fused into it, and the user's lines.
 
-Inductor notes this while it compiles, if it is told to (:data:`SETTINGS`), in two tables that it keeps
-with the compiled graph, as JSON. Their keys are names of kernels, each with a number behind a colon. A
-Triton kernel has that name in a profiler's trace, too; kernels of libraries do not.
+Inductor notes these while it compiles, if :data:`SETTINGS` are set, in two tables that it keeps with
+the compiled graph, as JSON. Their keys are the names of kernels, each followed by a colon and a number.
+A Triton kernel has the same name in a profiler's trace; kernels of libraries do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTINGS = {"trace.provenance_tracking_level": 1}
 
 
 def origins_of(compiled: Any) -> dict[str, Origin]:
-    """By the name of the kernel; empty where Inductor noted nothing."""
+    """The origins by kernel name; empty if Inductor noted nothing."""
     mapping = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
     traces = json.loads(getattr(compiled, "inductor_provenance_stack_traces_str", None) or "{}")
     found: dict[str, Origin] = {}

@@ -18,21 +18,20 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("pygraph")
+from pygraph.runtime import log
 
 _FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of a graph that Inductor compiled, beyond what its compiled code tells.
+    """Facts about a graph that Inductor compiled and that its compiled code does not contain.
 
     on_host: inputs that an uncaptured run needs on the CPU (:class:`PartitionInfo`).
     """
@@ -48,7 +47,7 @@ _attach: ContextVar[Attach | None] = ContextVar("pygraph_attach", default=None)
 
 
 def is_wanted_by_user() -> bool:
-    """Whether PyTorch's settings let AOTAutograd use its cache in the form that is known here."""
+    """Whether PyTorch's settings let AOTAutograd use its cache, in the form that is known here."""
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
 
@@ -58,8 +57,8 @@ def is_wanted_by_user() -> bool:
 
 @contextlib.contextmanager
 def attaching(attach: Attach) -> Iterator[None]:
-    """Graphs that AOTAutograd loads in this context, in this thread, are handed to ``attach``. An error
-    in there is a miss."""
+    """A context in which graphs that AOTAutograd loads in this thread are passed to ``attach``. An
+    error in ``attach`` counts as a miss."""
     token = _attach.set(attach)
     try:
         yield
@@ -68,7 +67,7 @@ def attaching(attach: Attach) -> Iterator[None]:
 
 
 def keep(key: str | None, facts: Facts) -> None:
-    """Writes the facts of the graph with that key in Inductor's cache, unless they are there."""
+    """Writes the facts of the graph with that key in Inductor's cache, unless they exist."""
     if not key:
         return
     try:
@@ -85,7 +84,7 @@ def keep(key: str | None, facts: Facts) -> None:
 
 
 def find(key: str) -> Facts:
-    """Raises where there are none, or none that can be read."""
+    """Reads the facts of a graph. Raises if there are none, or none that can be read."""
     data = json.loads(_path(key).read_text("utf-8"))
     if data["key"] != key:
         raise ValueError("the facts are another graph's")
@@ -104,7 +103,7 @@ def _path(key: str) -> Path:
 
 @functools.cache
 def install() -> None:
-    """Wraps the loading of entries; without effect outside of ``attaching``."""
+    """Wraps the loading of entries. Without effect outside :func:`attaching`."""
     from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
 
     load = GenericAOTAutogradResult.wrap_post_compile
@@ -119,8 +118,7 @@ def install() -> None:
 
 
 def _prepare(entry: Any, attach: Attach, fx_config: dict[str, Any]) -> dict[str, Any]:
-    """Lets the entry's graphs be attached right after they are loaded. Raises where facts are
-    missing."""
+    """Makes the entry's graphs be attached right after they are loaded. Raises if facts are missing."""
     from torch._inductor.utils import BoxedBool
 
     parts = [part for part in (entry.compiled_fw, entry.compiled_bw) if part is not None]

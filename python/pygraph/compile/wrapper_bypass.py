@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from pygraph import runtime
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 # Size and strides, in elements, and offset from the first element of the tensor that is viewed.
 View = tuple[list[int], list[int], int]
@@ -53,7 +50,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class Shortcut:
-    """From the arguments of a compiled function straight to its one partition."""
+    """Calls a compiled function's one partition directly with the function's arguments."""
 
     partition: _engine.GraphedCallable
     input_count: int
@@ -97,7 +94,7 @@ def is_plain_inference(metadata: Any, input_count: int) -> bool:
 
 
 class _Opaque:
-    """Stands for a tensor or a size. It can be handed on, and nothing can be asked of it."""
+    """Stands for a tensor or a size. It can be passed on; any question to it raises TypeError."""
 
     def _refuse(self, *args: object) -> Any:
         raise TypeError("the wrapper asks for a value")
@@ -106,7 +103,8 @@ class _Opaque:
 
 
 class _Spies:
-    """What the wrapper is given instead of tensors, of the partition, and of what it calls."""
+    """Stand-ins for the wrapper's tensors, for the partition, and for the functions that the wrapper
+    calls."""
 
     def __init__(self, input_count: int, output_count: int) -> None:
         self.given = [_Opaque() for _ in range(input_count)]
@@ -116,7 +114,7 @@ class _Spies:
         self._calls: list[list[object]] = []
 
     def globals(self, real: dict[str, Any]) -> dict[str, Any]:
-        """All that the wrapper may use of its module."""
+        """All names of its module that the wrapper may use."""
         cuda = types.SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda index: None)
         operators = types.SimpleNamespace(pygraph=self._operators())
         return {
@@ -158,11 +156,11 @@ class _Spies:
             raise TypeError("the wrapper checks a tensor")
 
     def _position(self, tensor: object) -> int:
-        """Of a graph argument. Raises ValueError where it is none."""
+        """The position of a graph argument. Raises ValueError if the object is none."""
         return [id(argument) for argument in self.given].index(id(tensor))
 
     def route(self, results: Any) -> Route | None:
-        """From what was called, and what the wrapper returned."""
+        """The route, from the calls that the wrapper made and the result that it returned."""
         if len(self._calls) != 1:
             return None
         arguments = [*self.given, *(result for result, _ in self._sent)]
@@ -203,7 +201,7 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
             probe(types.SimpleNamespace(partitions=[spies.partition]), list(spies.given))
         )
     except Exception as error:
-        log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
+        runtime.log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
         return None
 
 

@@ -17,8 +17,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
 def uuid_with(user_pass: Any, *key: object) -> Any:
-    """The ``uuid`` of a pass that runs a user's pass, or None: what an unknown pass does is not
-    cached."""
+    """The ``uuid`` of a pass of ours that runs a user's pass. None, so that nothing is cached, if the
+    user's pass has no ``uuid``."""
     if user_pass is None:
         return ("pygraph", *key)
     user = user_pass.uuid() if hasattr(user_pass, "uuid") else None
@@ -26,10 +26,11 @@ def uuid_with(user_pass: Any, *key: object) -> Any:
 
 
 def beside(user_pass: Any, ours: Callable[[Any], CustomGraphPass], *, comes_first: bool) -> Any:
-    """The value of a setting for our pass and the user's.
+    """The value of Inductor's setting for our pass and the user's.
 
-    user_pass: as in the setting; newer releases of PyTorch take several, and passes that want to know
-    whether they see an inference. ours: makes our pass, which runs the given one first.
+    user_pass: as in the setting. Newer releases of PyTorch take several passes, and passes that take a
+        flag for inference.
+    ours: makes our pass, which runs the given one first.
     """
     knows_inference = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
     if isinstance(user_pass, knows_inference) and not takes_several():
@@ -51,7 +52,8 @@ def takes_several() -> bool:
 
 
 def _in_one(ours: CustomGraphPass, user_pass: Any, ours_first: bool) -> Any:
-    """For PyTorch 2.12, which takes a pass that wants to know whether it sees an inference, but one."""
+    """One pass for both, for PyTorch 2.12, which takes a pass with a flag for inference, but only one
+    pass."""
 
     class Both(custom_graph_pass.CustomInferenceAwareGraphPass):  # type: ignore[misc]
         def __call__(self, graph: fx.Graph, is_inference: bool) -> None:

@@ -1,13 +1,12 @@
-"""What can be said of a CPU value: is it a constant, is it exact on every device, what does it cost?
+"""Properties of a CPU value: is it a constant, is it exact on every device, how expensive is it?
 
-Exact are operations whose result has the same bits on every device: views, selections, integer and
-boolean arithmetic. Floating-point arithmetic is not: a GPU compiler may fuse a product and a sum.
+*Exact* operations give the same bits on every device: views, selections, integer and boolean
+arithmetic. Floating-point arithmetic is not exact, because a GPU compiler may fuse a product and a sum.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,21 +51,16 @@ def is_constant(value: fx.Node) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _as_uncaptured_on_the_cpu() -> Iterator[None]:
-    # The graph has casts where autocast put them; it must not add any.
-    no_casts = torch.autocast("cpu", enabled=False)
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad(), no_casts:
-        yield
-
-
 def fold(value: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on no input, computed as uncaptured on the CPU, or None."""
+    """The value of a node that depends on no input, computed on the CPU as in an uncaptured run; or
+    None."""
     owner = value.graph.owning_module
     if not is_constant(value):
         return None
     results: dict[fx.Node, Any] = {}
-    with _as_uncaptured_on_the_cpu():
+    # The graph has casts where autocast put them; it must not add any.
+    no_casts = torch.autocast("cpu", enabled=False)
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad(), no_casts:
         for node in sorted(ancestors_of([value])):
             if node.op == "get_attr":
                 results[node] = getattr(owner, str(node.target), None)
@@ -99,9 +93,7 @@ def is_exact(node: fx.Node) -> bool:
     )
 
 
-_INTEGERS = {
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-}
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _EXACT_FLOATS = {  # formats that hold every number of another one
     torch.float16: {torch.float32, torch.float64},
     torch.bfloat16: {torch.float32, torch.float64},
@@ -123,7 +115,8 @@ def is_exact_cast(source: torch.dtype, result: torch.dtype) -> bool:
 
 
 def is_exact_constant(node: fx.Node) -> bool:
-    """Ranges of integers, and filled tensors; a range of floats is computed, device by device."""
+    """Whether a constant has the same bits on every device: ranges of integers and filled tensors do; a
+    range of floats is computed differently."""
     if node.target in FILLED:
         return number_of(node) is not None
     if node.target in (aten.zeros.default, aten.ones.default, aten.eye.default):
@@ -132,9 +125,9 @@ def is_exact_constant(node: fx.Node) -> bool:
 
 
 def number_of(node: fx.Node) -> Any:
-    """The number that all elements of a filled tensor have, or None if only a run tells.
+    """The number that all elements of a filled tensor have, or None if that is known only at run time.
 
-    It is rounded as the tensor rounds it: kernels may take the number of the call as it is.
+    It is rounded as the tensor's dtype rounds it, because kernels may use the number itself.
     """
     number = node.args[-1]
     if not isinstance(number, (bool, int, float)):

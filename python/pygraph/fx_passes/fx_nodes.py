@@ -1,9 +1,10 @@
-"""What the transformations share: looking at FX nodes, adding nodes, where the user wrote them."""
+"""Functions that the transformations share: examine FX nodes, add nodes, find the user's source
+lines."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,14 +109,16 @@ def add_call(
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Erases pure operators that nobody uses. Nothing else: what looks unused may have effects."""
+    """Erases pure operators whose results have no users. Other unused nodes may have effects, and
+    stay."""
     for node in reversed(list(graph.nodes)):
         if not node.users and (is_pure(node) or node.op == "get_attr"):
             graph.erase_node(node)
 
 
 def last_placeholder(graph: fx.Graph) -> fx.Node:
-    """The node behind which all others are: the graph's root where it takes nothing."""
+    """The node after which all computation comes: the last placeholder, or the graph's root if there is
+    none."""
     nodes: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
     return nodes[-1] if nodes else graph._root
 
@@ -136,10 +139,5 @@ def source_line(node: fx.Node) -> str:
 
 def line_in(stack_trace: str) -> str:
     """The innermost "file:line" of the user's in a printed stack, or empty."""
-    return next(_user_frames(stack_trace), "")
-
-
-def _user_frames(stack_trace: str) -> Iterator[str]:
-    for path, line in reversed(_FRAME.findall(stack_trace)):
-        if not is_pytorchs(path):
-            yield f"{path}:{line}"
+    frames = reversed(_FRAME.findall(stack_trace))
+    return next((f"{path}:{line}" for path, line in frames if not is_pytorchs(path)), "")

@@ -1,8 +1,8 @@
-"""The pass that Inductor calls on each post-grad graph: runs what is switched on, keeps the notes."""
+"""The pass that Inductor calls on each post-grad graph: runs the transformations that are switched
+on."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,20 +14,21 @@ from pygraph.fx_passes.fx_nodes import drop_unused, gpu_of
 from pygraph.fx_passes.move_cpu_operands import Placement
 from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
 from pygraph.observations import Applied
-
-log = logging.getLogger("pygraph")
+from pygraph.runtime import log
 
 _VERSION = 4  # in the key of Inductor's cache
 
 
 class GraphPass(CustomGraphPass):  # type: ignore[misc]
-    """Transforms a graph in place. One object per compilation; ``applied`` and ``graph`` tell of it.
+    """Transforms a graph in place. One object per compilation.
 
     enabled: names out of :data:`pygraph.options.TRANSFORMS`.
     user_pass: a pass of the user's, which runs first.
-    watch: called with the transformed outermost graph, and what was done to it and to those in it.
-    outermost: the module whose graph is in no other one (a branch of a conditional is), and which comes
-    after those in it. Inductor gives only that one's constants a value. None: each graph is such a one.
+    watch: called with each transformed outermost graph, and the notes of all transformations of it and
+        of the graphs inside it.
+    outermost: the module whose graph is inside no other graph (the branch of a conditional is inside
+        one). It is transformed last, and only its constants get a value from Inductor. None: every
+        graph counts as outermost.
     """
 
     def __init__(

@@ -67,11 +67,7 @@ class Placement:
     """
 
     def __init__(
-        self,
-        graph: fx.Graph,
-        gpu: torch.device,
-        enabled: frozenset[str],
-        may_hold_constants: bool = True,
+        self, graph: fx.Graph, gpu: torch.device, enabled: frozenset[str], may_hold_constants: bool
     ) -> None:
         self.applied: list[Applied] = []
         self._graph = graph
@@ -84,7 +80,6 @@ class Placement:
         self._copied: list[tuple[fx.Node, fx.Node]] = []  # (CPU value, stand-in for its copy)
 
     def run(self) -> None:
-        """Rewrites the graph."""
         for node in list(self._graph.nodes):
             if node.op != "call_function" or not is_on_gpu(node):
                 continue
@@ -156,7 +151,7 @@ class Placement:
         return ("cpu_scalars" if scalar else "cpu_tensors") in self._enabled
 
     def _version(self, value: fx.Node, user: fx.Node) -> fx.Node:
-        """The value's GPU version, above ``user``, which needs it."""
+        """The value's GPU version, placed before ``user``, which needs it."""
         known = self._versions.get(value)
         if known is not None:
             return known
@@ -182,7 +177,7 @@ class Placement:
         return version
 
     def _source_of(self, copy: fx.Node) -> fx.Node:
-        """What a copy to the CPU was made of, as it was then."""
+        """The GPU tensor from which a copy to the CPU was made, with the value that it had then."""
         source = copy.args[0]
         assert isinstance(source, fx.Node)
         if not self._memory.is_written(source):

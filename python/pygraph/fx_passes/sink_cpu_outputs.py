@@ -1,4 +1,4 @@
-"""CPU results: computed after all GPU work, and never moved to the GPU behind the user's back."""
+"""Moves CPU results after all GPU work, and keeps them from being moved to the GPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pygraph.observations import Applied
 
 
 def sink_cpu_outputs(graph: fx.Graph) -> list[Applied]:
-    """Moves copies to the CPU, and what the CPU computes of them, behind the GPU's work.
+    """Moves copies to the CPU, and CPU work on them, after the GPU's work.
 
-    Only where no GPU work waits for them, and nothing writes what they read in between.
+    Only if no GPU work waits for them, and nothing writes their sources in between.
     """
     output = output_of(graph)
     memory = Memory(graph)
@@ -61,6 +61,7 @@ def keep_cpu_values(graph: fx.Graph) -> None:
     """
     output = output_of(graph)
     memory = Memory(graph)
+    keep = torch.ops.pygraph.keep_on_cpu.default
     for scalar in graph.find_nodes(op="placeholder"):
         users = [
             user
@@ -72,10 +73,9 @@ def keep_cpu_values(graph: fx.Graph) -> None:
         ]
         if is_on_cpu(scalar) and value_of(scalar).dim() == 0 and users:
             with graph.inserting_after(last_placeholder(graph)):
-                kept = add_call(graph, torch.ops.pygraph.keep_on_cpu.default, (scalar,), like=users[0])
+                kept = add_call(graph, keep, (scalar,), like=users[0])
             for user in users:
                 user.replace_input_with(scalar, kept)
-    keep = torch.ops.pygraph.keep_on_cpu.default
     for node in output.all_input_nodes:
         if is_on_cpu(node) and node.op == "placeholder" and value_of(node).dim() == 0:
             with graph.inserting_before(output):
@@ -86,7 +86,8 @@ def keep_cpu_values(graph: fx.Graph) -> None:
 
 
 def _is_constructor(node: fx.Node) -> bool:
-    """Of tensors on a device that is asked for. (``prims._make_token`` makes one of its own.)"""
+    """Whether the operator makes tensors on a given device. (``prims._make_token`` does not take
+    one.)"""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     is_constructor = torch._subclasses.fake_tensor._is_tensor_constructor  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ _is_due = False  # whether the next call gives memory back; a race costs or save
 
 
 def bytes_on_gpu(args: Iterable[Any]) -> int:
-    """Of all tensors among ``args``."""
+    """The bytes of all GPU tensors among ``args``."""
     return sum(arg.nbytes for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
 
 
@@ -44,7 +44,7 @@ def give_back_at_next_call(after: int) -> None:
 
 
 def give_back_if_due() -> None:
-    """At the beginning of a call."""
+    """Does what :func:`give_back_at_next_call` asked for. Called at the beginning of a call."""
     global _is_due
     if _is_due:
         _is_due = False
@@ -52,10 +52,11 @@ def give_back_if_due() -> None:
 
 
 def make_room(wanted: int) -> bool:
-    """Empties the allocator's cache if fewer bytes are free than wanted. Returns whether there is room.
+    """Empties the allocator's cache if fewer than ``wanted`` bytes are free. Returns whether there is
+    room.
 
-    Uncaptured and replayed calls by turns allocate in different orders, and each may break up pieces
-    that the other one needs. With enough room they get new pieces. Never raises.
+    Uncaptured and replayed calls allocate in different orders, and each may break up pieces that the
+    other one needs. With enough room they get new pieces. Never raises.
     """
     if wanted <= MUCH:
         return True
@@ -67,7 +68,7 @@ def make_room(wanted: int) -> bool:
 
 
 def _room() -> float:
-    """Bytes that the allocator may take from the device."""
+    """Bytes that the allocator may still take from the device."""
     free, total = torch.cuda.mem_get_info()
     allowed = torch.cuda.get_per_process_memory_fraction() * total
     return min(free, allowed - torch.cuda.memory_reserved())
@@ -83,8 +84,7 @@ def lift_limit(undo: Undo) -> None:
 
 
 def give_back_all() -> None:
-    """Lets the allocator give back all that it keeps, as PyTorch's graphs do at each recording. Never
-    raises."""
+    """Empties the allocator's cache, as PyTorch's graphs do at each recording. Never raises."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 
@@ -96,7 +96,7 @@ def free_library_workspaces() -> None:
 
 
 def defragment_workspace(graph: _engine.CapturedGraph) -> None:
-    """Moves the workspace of a graph that is to stay to its place. Never raises: where there is no
-    room, or PyTorch refuses, the next replay asks for it."""
+    """Moves the workspace of a selected graph to its final place. Never raises: if there is no room, or
+    PyTorch refuses, the next replay allocates it."""
     with contextlib.suppress(RuntimeError):
         graph.defragment_workspace()

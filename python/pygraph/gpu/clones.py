@@ -36,7 +36,7 @@ def clone_shared_storages(
 
 
 def sharing_storages(args: Sequence[Any], positions: Iterable[int]) -> set[int]:
-    """``positions``, and those of all tensors that share their memory."""
+    """``positions``, and the positions of all tensors that share memory with these."""
     shared = {_address(args[i]) for i in positions if isinstance(args[i], torch.Tensor)}
     return set(positions).union(
         i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and _address(arg) in shared
@@ -48,7 +48,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the layout and dtype of ``like``, on other memory: a tensor of that dtype."""
+    """A tensor with the layout and dtype of ``like``, on the memory of another tensor of that dtype."""
     tensor = torch.empty(0, dtype=like.dtype, device=memory.device)
     layout = (like.storage_offset(), like.size(), like.stride())
     tensor = tensor.set_(memory, *layout)  # type: ignore[call-overload]

@@ -74,9 +74,8 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
         if sizes[-1] == 1:
             sizes[-1], strides[-1] = size, stride
         elif stride % strides[-1] == 0 and stride <= strides[-1] * sizes[-1]:
-            sizes[-1] += (
-                stride // strides[-1] * (size - 1)
-            )  # it goes on where the last one ends, or before
+            # It goes on where the last one ends, or before.
+            sizes[-1] += stride // strides[-1] * (size - 1)
         else:
             sizes.append(size)
             strides.append(stride)

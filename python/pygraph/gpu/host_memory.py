@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 
-_SHARE = 4  # one part in so many, of what is left, for each of a node's ranks
+_SHARE = 4  # the inverse of the share of the free memory for each of a node's ranks
 _UNKNOWN = 1 << 62
 
 
 def has_room(wanted: int, root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether ``wanted`` bytes are a small part of the memory that this process can still get.
 
-    Other ranks on the node are expected to ask at the same time. root: where the system tells.
+    Other ranks on the host are expected to ask at the same time. root: of the file system, for tests.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     return wanted * _SHARE * ranks <= _available(root)

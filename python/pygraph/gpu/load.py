@@ -17,20 +17,18 @@ _SECONDS_PER_KERNEL = 3e-5  # about, on an H100
 
 
 def keep_busy(seconds: float) -> None:
-    """Makes the current stream wait for so long; what is issued meanwhile then runs without gaps.
-
-    At most 0.1 s.
-    """
+    """Makes the current stream wait for ``seconds`` (at most 0.1), so that work that is issued
+    meanwhile runs without gaps."""
     if seconds > 0:
         torch.cuda._sleep(int(min(seconds, _LONGEST) * _SLEEP_CLOCK_HZ))  # type: ignore[no-untyped-call]
 
 
 def disturb(seconds: float) -> None:
-    """Has another stream compute for about so long, at most 0.1 s; takes 64 MiB meanwhile.
+    """Makes another stream compute for about ``seconds`` (at most 0.1). Takes 64 MiB meanwhile.
 
-    Kernels that run meanwhile get their multiprocessors at other times and in another order, and
-    where they add by atomics, so do these. Elementwise work: a product of matrices would do as well,
-    but leave cuBLAS loaded, some 70 MiB, in programs that never use it.
+    Other kernels then get multiprocessors at other times and in another order, and so do their atomic
+    additions. The load is elementwise: a product of matrices would do as well, but would leave cuBLAS
+    loaded (some 70 MiB) in programs that never use it.
     """
     # Memory of the current stream, which others can use again afterwards.
     a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))

@@ -19,7 +19,6 @@ transformation is ``library_functions``.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import types
@@ -32,9 +31,8 @@ from torch._guards import TracingContext
 from pygraph import dynamo_program, observations
 from pygraph.observations import Applied
 from pygraph.options import LIBRARY_FUNCTIONS
+from pygraph.runtime import log
 from pygraph.source_digest import digest_of
-
-log = logging.getLogger("pygraph")
 
 # Library's module, and ours that has `replace`, which is called once the library's has been imported.
 _MODULES = {
@@ -48,10 +46,10 @@ _seen: set[str] = set()
 
 
 def register() -> None:
-    """Registers the polyfills of all libraries that have been imported by now with Dynamo.
+    """Registers with Dynamo the polyfills of all libraries that have been imported by now.
 
-    Never raises: a library that lacks what is replaced, or whose function somebody else replaces,
-    keeps its own.
+    Never raises. A library that lacks the replaced function, or whose function has already been
+    replaced by others, keeps its own.
     """
     for library, ours in _MODULES.items():
         if library in sys.modules and library not in _seen:
@@ -65,10 +63,10 @@ def register() -> None:
 def substitute(
     original: types.FunctionType, sources: tuple[Callable[..., Any], ...], digests: tuple[str, ...]
 ) -> Callable[[Callable[..., Any]], None]:
-    """Decorates the function that Dynamo is to trace instead of `original`, where PyGraph compiles.
+    """Decorates the function that Dynamo traces in place of ``original`` when PyGraph compiles.
 
-    The function may return NotImplemented, while being traced, to have the original traced.
-    sources: the functions that it replaces; digests: of their known sources, by :func:`digest_of`.
+    The function may return NotImplemented, while it is traced, to have the original traced.
+    sources: the functions that it replaces. digests: of their known sources, by :func:`digest_of`.
     """
 
     def decorate(ours: Callable[..., Any]) -> None:
@@ -108,7 +106,7 @@ def _is_wanted() -> bool:
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _note(what: str) -> bool:
-    """Tells the report and the log that a polyfill was traced."""
+    """Notes for the report and the log that a polyfill was traced."""
     stack = TracingContext.extract_stack()
     frames = [frame for frame in stack if not frame.filename.startswith(_OURS)]
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

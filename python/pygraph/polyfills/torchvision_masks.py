@@ -10,7 +10,7 @@ order of PyTorch's decomposition, which Inductor compiles:
     row      = left + (right - left) * fraction(source_x)        for the rows above and below
     value    = above + (below - above) * fraction(source_y)
 
-A box that lies outside of the image, with which torchvision's slices may raise, gives zeros.
+A box that lies outside the image, with which torchvision's slices may raise, gives zeros.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _axis(start: Tensor, end: Tensor, image_size: int, mask_size: int) -> _Axis:
 def paste_masks(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
     """masks: (objects, 1, size, size); boxes: int64, (objects, 4), x and y of the first and last pixel.
 
-    Returns (objects, 1, height, width), zero outside of the boxes.
+    Returns (objects, 1, height, width), zero outside the boxes.
     """
     height, width = image_size
     y = _axis(boxes[:, 1], boxes[:, 3], height, masks.shape[-2])
@@ -73,7 +73,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Te
 
 
 def can_paste(masks: Tensor, boxes: Tensor) -> bool:
-    """Whether the arguments are such as torchvision's own models have."""
+    """Whether the arguments have the shapes and types of torchvision's own models."""
     return (
         masks.is_cuda
         and boxes.device == masks.device
@@ -85,7 +85,7 @@ def can_paste(masks: Tensor, boxes: Tensor) -> bool:
 
 
 def sources_of(roi_heads: types.ModuleType) -> tuple[Callable[..., Tensor], ...]:
-    """The functions of torchvision that are replaced. What they do must be what is done here."""
+    """The functions of torchvision that are replaced. They must compute what is computed here."""
     return (
         roi_heads.paste_masks_in_image,
         roi_heads.paste_mask_in_image,

@@ -2,7 +2,7 @@
 
 torchvision finds out, level by level, which boxes are pooled from it: a read of the GPU's memory, and
 kernels that Dynamo cannot compile, because it leaves a loop with a break in it alone. Here each level
-pools all boxes, but those of other levels lie far outside of the image, where the kernel reads nothing
+pools all boxes, but those of other levels lie far outside the image, where the kernel reads nothing
 and returns zeros; then every box takes the result of its own level. Same kernel, same boxes: same bits.
 
 It costs a write and a read of the result per further level. So it is for results up to a size where
@@ -68,13 +68,14 @@ def can_pool(features: list[Tensor], boxes: list[Tensor]) -> bool:
 
 
 def pays(features: list[Tensor], boxes: list[Tensor], output_size: tuple[int, int]) -> bool:
-    """Whether this is the faster way, on a GPU."""
+    """Whether this is the faster way on a GPU."""
     elements = sum(len(b) for b in boxes) * features[0].shape[1] * math.prod(output_size)
     return len(features) > 1 and elements <= _LARGEST and not torch.is_grad_enabled()
 
 
 def sources_of(poolers: types.ModuleType) -> tuple[Callable[..., Any], ...]:
-    """The functions of torchvision that are replaced, and what the kernel is asked for."""
+    """The functions of torchvision that are replaced, and those whose behaviour the kernel relies
+    on."""
     return (poolers._multiscale_roi_align, poolers.roi_align)
 
 

@@ -18,7 +18,7 @@ _MAY_BE_WRITTEN = re.compile(r"(out_ptr|in_out_ptr|ws_ptr)\d*")
 
 
 def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
-    """The accesses of all kernels of the function's compiled program, by the address of the kernel."""
+    """The accesses of all kernels of the function's compiled program, by kernel address."""
     from torch._inductor.runtime.hints import HeuristicType
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -40,10 +40,10 @@ def accesses_of(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) -> str | None:
-    """One letter per parameter; None if the kernel has a parameter of an unknown kind.
+    """One letter per parameter; None if the kernel has a parameter of unknown kind.
 
-    types: Triton's, by name. meta: Inductor's; names parameters that share memory with others that are
-    written.
+    types: Triton's types, by parameter name.
+    meta: Inductor's metadata, which names parameters that share memory with written ones.
     """
     mutated = set(meta.get("mutated_arg_names") or ())
     letters = ""
@@ -63,9 +63,9 @@ def letters_of(names: list[str], types: dict[str, str], meta: dict[str, Any]) ->
 
 
 def _compiled(launcher: Any, types: dict[str, str]) -> tuple[int | None, list[str]]:
-    """The kernel that a launcher launches: its address, and the names of its parameters.
+    """The address of the kernel that a launcher launches, and the names of its parameters.
 
-    A kernel that is compiled for any GPU, which PyTorch has from 2.14 on, has no address of its own.
+    A kernel that is compiled for any GPU, as PyTorch has from 2.14 on, has no address of its own.
     """
     scope = launcher.__globals__
     if getattr(launcher, "_is_static", False):

@@ -22,7 +22,7 @@ _waiting: dict[tuple[int, int], None] = {}  # the released ones that still have 
 
 
 def make() -> torch.cuda.MemPool:
-    """A pool for one recording, on the current device."""
+    """Makes a pool for one recording, on the current device."""
     pool = torch.cuda.MemPool(_allocator())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     _devices[pool.id] = torch.cuda.current_device()
@@ -59,9 +59,11 @@ def free() -> None:
 
 
 def _allocator() -> Any:
-    """The allocator of bindings/record/allocation_log.h. One object per recording: PyTorch's wrapper
-    stores allocations by address, and another recording may use the same addresses before this one's
-    are released."""
+    """The allocator of bindings/record/allocation_log.h, one object per recording.
+
+    PyTorch's wrapper stores allocations by address, and another recording may use the same addresses
+    before those of this one are released.
+    """
     library = runtime.engine().__file__
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library, "pygraph_record_allocate", "pygraph_record_free"

@@ -1,5 +1,4 @@
-"""The owners of a graph's constant addresses (include/pygraph/constants.h), as far as Python knows
-them."""
+"""The owners of a graph's constant addresses (include/pygraph/constants.h) that Python can find."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ _DEEPEST = 4  # of containers, closures and wrappers inside each other
 
 
 def held_tensors(function: Callable[..., Any]) -> list[torch.Tensor]:
-    """Tensors that a compiled function refers to: Inductor's constants, in its globals.
+    """Tensors that a compiled function holds: Inductor's constants, in its globals.
 
-    The graph keeps references to them. Tensors that an operator refers to are not included.
+    The graph keeps references to them. Tensors that an operator holds are not included.
     """
     found: dict[int, torch.Tensor] = {}
     for tensor in _tensors_of(function, _DEEPEST):
@@ -62,7 +61,7 @@ def _parts_of(value: Any) -> list[Any]:
 
 
 def cached_memory() -> list[Piece]:
-    """Memory of PyTorch's allocator, in use or not, which it may reuse."""
+    """Memory of PyTorch's allocator, whether in use or not: the allocator may reuse it."""
     return [(s["address"], s["total_size"]) for s in _segments((0, 0))]
 
 
@@ -92,7 +91,7 @@ def _references_taken() -> int:
 
 
 def still_held(pool: torch.cuda.MemPool) -> list[Piece]:
-    """Memory of a recording's pool that is still held after the results are gone."""
+    """Memory of a recording's pool that is still in use after the results are gone."""
     pieces = _active(pool)
     if pieces:
         gc.collect()  # it may only be part of a cycle

@@ -35,14 +35,14 @@ class Request:
 
     device: the GPU's index.
     draws: whether the function uses the device's default generator.
-    sharing: positions of the outputs that may lie together in blocks of memory, because they mostly
-        live and die together (tensors saved for backward, gradients). None: all of them.
-    sharing_from: such outputs, too, from this position on; None: no more.
+    sharing: positions of outputs that may lie together in one block of memory, because they mostly live
+        and die together (tensors saved for backward, gradients). None: all of them.
+    sharing_from: all outputs from this position on may share blocks, too. None: no further ones.
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
-    capacity: addresses for each recording, in bytes.
-    lanes: how many nodes of a graph may run at the same time.
-    written: ``record`` adds the positions of arguments that the function may write to, also where the
-        recordings cannot be linked.
+    capacity: bytes of addresses for each recording.
+    lanes: the maximum number of nodes that may run at the same time.
+    written: ``record`` adds the positions of arguments that the function may write, even if linking
+        fails.
     """
 
     function: Callable[[list[Any]], Sequence[Any]]
@@ -58,7 +58,7 @@ class Request:
 
 
 class StandIns(Protocol):
-    """The stand-in pages of a recording. A graph that uses them is wrong."""
+    """The stand-in pages of a recording: a correct graph does not use them."""
 
     def poison(self) -> None: ...
 
@@ -67,9 +67,9 @@ class StandIns(Protocol):
 
 @dataclasses.dataclass
 class Recording:
-    """A captured graph, and the pair of recordings whose stand-ins verification still needs.
+    """A captured graph, and the pair of recordings, whose stand-ins verification still needs.
 
-    returned: positions of the arguments that are results, or that results are views of.
+    returned: positions of the arguments that are results, or of which results are views.
     branched: the same graph with branches, or None.
     """
 
@@ -81,14 +81,14 @@ class Recording:
     branched: _engine.CapturedGraph | None = None
 
     def use(self, graph: _engine.CapturedGraph) -> None:
-        """Keeps one of the two layouts."""
+        """Keeps one of the two layouts, and drops the other."""
         self.graph, self.branched = graph, None
 
 
 def record(request: Request) -> Recording:
     """Records the function twice, and links the recordings.
 
-    Raises what the capture raises, NotRelocatable or DriverError; the process can go on.
+    Raises the exceptions of the capture, NotRelocatable or DriverError; the process can go on.
     """
     check_interrupted()
     args, device = request.args, request.device
@@ -148,7 +148,7 @@ def link_branched(
 
 
 def describe_failure(error: BaseException) -> str:
-    """The reason a recording failed, in one line."""
+    """The reason for a failed recording, in one line."""
     if isinstance(error, torch.OutOfMemoryError):
         return f"recording {OUT_OF_MEMORY}"
     return f"{type(error).__name__}: {runtime.first_line(error)}"

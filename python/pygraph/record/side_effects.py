@@ -20,12 +20,12 @@ _Positions = tuple[int, ...]  # of arguments that share a fingerprint
 
 
 class Watch:
-    """Watches one uncaptured call: which inputs does it write, and does it draw random numbers?
+    """Observes one uncaptured call: which inputs does it write, and does it draw random numbers?
 
-    The compiler knows most side effects, but not all (buffers that it may overwrite because nothing
-    needs them any more). So the contents of inputs are compared before and after the call, by
-    fingerprint. Inputs that the call gives away, as a backward does with most of them, are read when
-    the call frees them.
+    The compiler's own list of side effects is not complete: it lacks buffers that it may overwrite
+    because nothing needs them any more. So the inputs are fingerprinted before and after the call.
+    Inputs that the call gives away, as a backward does with most of them, are read when the call frees
+    them.
     """
 
     def __init__(self, args: list[Any], device: int, undo: Undo) -> None:

@@ -45,8 +45,9 @@ class OthersCapture(runtime.OthersDraw):
 class StreamCapture:
     """One of the two recordings of a function.
 
-    index: which of the pair's. sources: of the random numbers that the function draws, as the engine
-    counts them (bindings/replay/captured_graph.h); generators: the same, as objects.
+    index: 0 or 1, the position in the pair.
+    sources: the sources of the random numbers that the function draws, as the engine numbers them
+        (bindings/replay/captured_graph.h). generators: the generators of these sources.
     """
 
     function: Callable[[list[Any]], Sequence[Any]]
@@ -94,7 +95,8 @@ class StreamCapture:
             raise OthersCapture(text) from None
 
     def _capture_into(self, pool: torch.cuda.MemPool) -> int:
-        """Afterwards only an operator that keeps memory, or an exception, refers to the pool."""
+        """Captures into ``graph``. Afterwards only an operator that keeps memory, or an exception,
+        refers to the pool."""
         stand_ins = self.pair.stand_ins(self.index)
 
         def body(undo: Undo) -> int:
@@ -176,8 +178,11 @@ class StreamCapture:
 
 
 def _keep_held(pair: _engine.RecordingPair, index: int, pool: torch.cuda.MemPool) -> str:
-    """Ends the use of a recording's pool. Memory of it that is still held stays valid for good. Returns
-    the name of the operator that allocated it, or an empty string."""
+    """Ends the use of a recording's pool. Memory of the pool that is still held stays valid until the
+    process ends.
+
+    Returns the name of the operator that allocated such memory, or an empty string.
+    """
     pieces = owned_memory.still_held(pool)
     if pieces:
         return pair.retain(index, pieces)
@@ -193,7 +198,8 @@ _interrupted: list[_Left] = []  # of those that a KeyboardInterrupt or the like 
 
 
 def check_abandoned() -> None:
-    """Cleans up after failed recordings. Their errors, which hold memory, must be gone."""
+    """Cleans up after failed recordings. To be called when their exceptions are gone, which hold
+    memory."""
     while _abandoned:
         try:
             _keep_held(*_abandoned[-1])
@@ -203,8 +209,11 @@ def check_abandoned() -> None:
 
 
 def check_interrupted() -> None:
-    """Cleans up after interrupted recordings. An interactive interpreter keeps the traceback of an
-    interrupt, and so its local variables, until the next error. Such memory is not kept for good."""
+    """Cleans up after interrupted recordings.
+
+    An interactive interpreter keeps the traceback of an interrupt, and so its local variables, until
+    the next exception. Such memory is not kept until the process ends.
+    """
     for left in _interrupted.copy():
         with runtime.harmless("looking at an interrupted recording"):
             if not owned_memory.still_held(left[-1]):
@@ -214,8 +223,8 @@ def check_interrupted() -> None:
 
 
 def make_handles() -> None:
-    """Creates this thread's cuBLAS handle, which cannot be created in a capture. Only for programs that
-    need it: it takes 70 MiB."""
+    """Creates this thread's cuBLAS handle (70 MiB), for programs that need one: a capture cannot create
+    it."""
     torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 

@@ -16,20 +16,20 @@ __all__ = ["Report", "explain"]
 
 
 def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-    """Reports what PyGraph does with ``model(*args, **kwargs)``.
+    """Reports how much of ``model(*args, **kwargs)`` runs in graphs, and why the rest does not.
 
-    On a GPU the model is compiled anew and called some 20 times, so a model that changes with its calls
-    changes; with gradients enabled, the backward of its results is included, and ``.grad`` stays as
-    it is. Without a GPU the forward is traced on fake tensors: nothing runs, and counts are estimates.
+    On a GPU the model is compiled again and called until its graphs are selected, at most 100 times, so
+    a model whose calls change it is changed. With gradients enabled, the backward of its results is
+    included, and ``.grad`` stays as it is. Without a GPU the forward is traced on fake tensors: nothing
+    runs, and counts are estimates.
 
-    For the result of :func:`pygraph.graph`, such as a training step, the function is graphed anew and
-    called until that is settled, at most 100 times. Afterwards tensors, gradients, attributes,
-    containers and random numbers are put back: nothing has been trained. That takes memory for a copy
-    of all that it reaches. What it prints or writes to files happens as often. Without a GPU it is not
-    called at all.
+    For the result of :func:`pygraph.graph`, such as a training step, new graphs of the function are
+    made in the same way. Afterwards tensors, gradients, attributes, containers and random numbers are
+    put back, so nothing has been trained. That needs memory for a copy of everything that the function
+    reaches. What it prints or writes to files happens once per call. Without a GPU it is not called.
 
-    Returns a :class:`~pygraph.report.explanation.Report`: print it, or ``save("report.html")``.
-    Raises what the model raises.
+    Returns a :class:`~pygraph.report.explanation.Report`: print it, or ``save("report.html")``. Raises
+    what the model raises.
     """
     program = type(model).__name__ if not hasattr(model, "__name__") else model.__name__
     reason = runtime.unavailable_reason()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
@@ -54,7 +55,7 @@ _REMEDIES = {
 
 
 def classify(node: fx.Node) -> tuple[Kind, Cut | None]:
-    """What becomes of one node; a Cut where it cannot be captured."""
+    """Whether a node can be in a graph; a Cut with the reason if not."""
     if node.op != "call_function":
         return Kind.NOTHING, None
     target = node.target
@@ -130,8 +131,8 @@ def _schedule(graph: fx.Graph, turn: Kind) -> list[Segment]:
 
 def _segment(kind: Kind, nodes: list[fx.Node]) -> Segment:
     inside = set(nodes)
-    needed = {source for node in nodes for source in _sources(node)}
-    wanted = {node for node in nodes if any(user not in inside for user in _users(node))}
+    needed = set().union(*(_behind_views(node, lambda n: n.all_input_nodes) for node in nodes))
+    wanted = [node for node in nodes if not _behind_views(node, lambda n: n.users) <= inside]
     return Segment(
         kind=kind,
         operations=len(nodes),
@@ -142,23 +143,12 @@ def _segment(kind: Kind, nodes: list[fx.Node]) -> Segment:
     )
 
 
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and classify(node)[0] is Kind.NOTHING
-
-
-def _sources(node: fx.Node) -> set[fx.Node]:
-    """The nodes whose memory the node reads; views are looked through."""
+def _behind_views(node: fx.Node, next_to: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """What is next to a node in one direction; views are looked through."""
     found: set[fx.Node] = set()
-    for operand in node.all_input_nodes:
-        found |= _sources(operand) if _is_view(operand) else {operand}
-    return found
-
-
-def _users(node: fx.Node) -> set[fx.Node]:
-    """The nodes that read the node's memory; views are looked through."""
-    found: set[fx.Node] = set()
-    for user in node.users:
-        found |= _users(user) if _is_view(user) else {user}
+    for other in next_to(node):
+        is_view = other.op == "call_function" and classify(other)[0] is Kind.NOTHING
+        found |= _behind_views(other, next_to) if is_view else {other}
     return found
 
 

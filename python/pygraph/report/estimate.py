@@ -40,7 +40,6 @@ def estimate(
         cuts=tuple(observed_cuts(observation)),
         transformations=tuple(observation.applied),
         strip=tuple(strip),
-        strip_unit="operations",
     )
 
 
@@ -51,7 +50,7 @@ def observed_cuts(observation: Observation) -> list[Cut]:
 
 
 def strip_parts(parts: Sequence[Segment]) -> list[StripPart]:
-    """Widths are GPU operations: what keeps the CPU busy alone has none."""
+    """The strip of the report. Widths are numbers of GPU operations; work of the CPU alone has none."""
     kinds = {Kind.GRAPH: "graph", Kind.GAP: "gap"}
     return [
         StripPart(kinds[part.kind], ", ".join(part.names), part.gpu_operations)

@@ -28,10 +28,11 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class VariantTiming:
-    """What the selection measured of one way to run. Microseconds per call, bytes kept between calls.
+    """The selection's measurements of one variant, uncaptured or replayed. Microseconds per call; bytes
+    kept between calls.
 
-    period_us: of calls that follow one another, the larger of the host's and the GPU's time.
-    noise: how far repetitions lay apart, as a share.
+    period_us: time per call when calls follow one another: the larger of the host's and the GPU's time.
+    noise: the spread of repetitions, as a share.
     """
 
     variant: str
@@ -45,7 +46,7 @@ class VariantTiming:
 
 
 def variant_timings(row: GraphStats) -> tuple[VariantTiming, ...]:
-    """What the selection measured; empty where it measured nothing."""
+    """The measurements of all variants; empty if the selection measured nothing."""
     return tuple(
         VariantTiming(
             variant=name,
@@ -110,12 +111,12 @@ class Report:
     program: str
     device: str
     estimated: bool
-    shares: tuple[Share, ...]
-    graphs: tuple[GraphStats, ...]
-    cuts: tuple[Cut, ...]
-    transformations: tuple[Applied, ...]
-    strip: tuple[StripPart, ...]
-    strip_unit: str
+    shares: tuple[Share, ...] = ()
+    graphs: tuple[GraphStats, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    transformations: tuple[Applied, ...] = ()
+    strip: tuple[StripPart, ...] = ()
+    strip_unit: str = "operations"
     timing: Timing | None = None
     kernels: tuple[KernelRow, ...] = ()
     loops: tuple[PlainLoop, ...] = ()
@@ -152,16 +153,6 @@ class Report:
 
 
 def without_graphs(program: str, reason: str) -> Report:
-    """Of a callable that was not called, as nothing can have a graph in this process."""
+    """The report of a callable that was not called, because no graph is possible in this process."""
     cut = Cut("refusal", f"{program} stays uncaptured: {reason}", "")
-    return Report(
-        program=program,
-        device="no GPU",
-        estimated=True,
-        shares=(),
-        graphs=(),
-        cuts=(cut,),
-        transformations=(),
-        strip=(),
-        strip_unit="operations",
-    )
+    return Report(program, "no GPU", estimated=True, cuts=(cut,))

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import observations, polyfills, runtime
 from pygraph.fx_passes.graph_pass import GraphPass
-from pygraph.observations import Cut, Observation, is_pytorchs, observing
+from pygraph.observations import Cut, Observation, line_of, observing
 
 # Else Dynamo would run them, which fake tensors cannot.
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
@@ -73,7 +73,8 @@ def trace(
             mode,
             torch.no_grad(),
             _DATA_DEPENDENT_TOO,
-            mock.patch.object(torch.cuda, "get_device_capability", _imagined_capability),
+            # An H100's. What asks for it chooses between kernels.
+            mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
         ):
             try:
                 torch.compile(fake_model, backend=backend)(*placed_args, **placed_kwargs)
@@ -115,12 +116,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _line_of(error: BaseException) -> str:
     """The last line of the user's that Dynamo traced, or that ran, or empty."""
     frames = list(getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__))
-    users = [f for f in frames if not is_pytorchs(f.filename) and "/pygraph/" not in f.filename]
-    return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
-
-
-def _imagined_capability(device: Any = None) -> tuple[int, int]:
-    return (9, 0)  # an H100's; what asks for it chooses between kernels
+    return line_of(frame for frame in frames if "/pygraph/" not in frame.filename)
 
 
 def _reads_a_number(graph: torch.fx.Graph) -> bool:

@@ -36,7 +36,8 @@ class _Launch:
 def graph_times(events: Iterable[dict[str, Any]], names: Collection[str]) -> dict[str, float]:
     """Microseconds of the kernels of each graph's replays, by the name of its ranges.
 
-    events: of a chrome trace. A graph of which some replay's kernels are not known is missing.
+    events: of a chrome trace. A graph is left out if the kernels of one of its replays could not be
+        identified.
     """
     ranges: list[_Range] = []
     calls: dict[int, dict[str, Any]] = {}
@@ -101,5 +102,6 @@ def _by_id(ranges: list[_Range], launch: _Launch) -> _Range | None:
 
 
 def _overlap(ranges: list[_Range]) -> bool:
-    """Whether threads replay at the same time, so that the order of ranges is not that of launches."""
+    """Whether ranges of different threads overlap, so that the order of ranges is not that of the
+    launches."""
     return any(first.end > second.begin for first, second in itertools.pairwise(ranges))

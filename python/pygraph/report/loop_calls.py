@@ -1,7 +1,7 @@
-"""Which lines of a program train: backward, clipping, the step of an optimizer, ``zero_grad``.
+"""Finds the lines of a program that train: backward, clipping, the step of an optimizer, ``zero_grad``.
 
 While a script is observed, these functions of PyTorch note the program's line that calls them, once for
-each line. What is inside of a graphed callable's call is not noted.
+each line. Calls inside a graphed callable are not noted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.user_code import is_library_file
+from pygraph.callables.host.user_code import is_library_file
 
 BACKWARD, CLIP, STEP, ZERO = "backward", "clipping", "optimizer.step", "zero_grad"
 Calls = dict[tuple[str, str, int], None]  # kind, file, line; in the order in which they came first

@@ -13,7 +13,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.callables.program_state import ProgramState
+from pygraph.callables.host.program_state import ProgramState
 from pygraph.observations import Cut, Observation, Origin, observing
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State
@@ -55,8 +55,8 @@ def measure(
 
 
 def measure_step(program: str, step: Graphed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
-    """The same for a graphed callable: its function, graphed anew. Everything that its calls change is
-    put back: tensors, gradients, attributes, containers, random numbers."""
+    """As :func:`measure`, for a graphed callable, of whose function new graphs are made. All changes of
+    its calls are undone: tensors, gradients, attributes, containers, random numbers."""
     known = set(runtime.partitions)
     passed = {f"argument {i}": value for i, value in enumerate((*args, *kwargs.values()))}
     state = ProgramState({program: step.__wrapped__, **passed})
@@ -79,7 +79,7 @@ def measure_step(program: str, step: Graphed, args: tuple[Any, ...], kwargs: dic
 
 
 def _report(program: str, observation: Observation, call: Callable[[], None]) -> Report:
-    """On a program whose graphs are made: profiles one call, and times calls."""
+    """Profiles one call of a program whose graphs are made, and times calls."""
     with _own_names(observation) as graphs:
         events = trace_call(call)
     kernels = kernels_of(events)
@@ -121,7 +121,7 @@ def _partitions(observation: Observation) -> list[Partition]:
 
 
 def _is_waiting(observation: Observation) -> bool:
-    """Whether a function that was called more than once is still to be recorded, or on trial."""
+    """Whether any function that was called more than once is still to be recorded, or on trial."""
     return any(
         partition.is_waiting(key, entry)
         for partition in _partitions(observation)
@@ -132,7 +132,8 @@ def _is_waiting(observation: Observation) -> bool:
 
 @contextlib.contextmanager
 def _own_names(observation: Observation) -> Iterator[dict[str, Any]]:
-    """In the context each graph's replays have a name of their own in profiles: the graphs by name."""
+    """A context in which each graph's replays have a unique name in profiles. Yields the graphs by
+    name."""
     partitions = _partitions(observation)
     found = [entry.graph for partition in partitions for entry in partition.entries.copy().values()]
     graphs = {f"pygraph graph {number}": graph for number, graph in enumerate(filter(None, found))}
@@ -147,8 +148,8 @@ def _own_names(observation: Observation) -> Iterator[dict[str, Any]]:
 
 
 def graph_rows(observation: Observation, gpu_us: Mapping[int, float] | None = None) -> list[GraphStats]:
-    """One row per partition and signature that was called more than once. gpu_us: of each graph, by its
-    id."""
+    """One row per partition and signature that was called more than once. gpu_us: GPU time by the
+    graph's id."""
     rows = []
     for partition in _partitions(observation):
         for entry in partition.entries.copy().values():
@@ -161,7 +162,7 @@ def graph_rows(observation: Observation, gpu_us: Mapping[int, float] | None = No
 
 
 def refusals(observation: Observation) -> list[Cut]:
-    """Graphs that were given up."""
+    """The refused graphs, as cuts."""
     found = [
         Cut("refusal", f"{row.name} stays uncaptured: {row.reason}", row.where, row.remedy)
         for row in graph_rows(observation)
@@ -171,7 +172,8 @@ def refusals(observation: Observation) -> list[Cut]:
 
 
 def counted_shares(observation: Observation) -> tuple[Share, ...]:
-    """Kernels of the captured graphs, beside the operations that cannot be in any."""
+    """The share of kernels in captured graphs. The other operations are those that cannot be in a
+    graph."""
     captured = sum(row.nodes for row in graph_rows(observation) if row.state == "captured")
     outside = sum(part.width for part in _counted_strip(observation) if part.kind == "gap")
     return (Share("kernels", captured, captured + outside),)

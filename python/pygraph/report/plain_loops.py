@@ -21,7 +21,7 @@ _MOVES = ("to", "cuda")  # methods by which a batch gets to the GPU, which a gra
 
 
 def plain_loops(calls: Calls) -> list[PlainLoop]:
-    """Of all files that train. Those whose source cannot be read are left out."""
+    """The training loops of all files that train. Files whose source cannot be read are left out."""
     found = []
     for file in dict.fromkeys(file for _, file, _ in calls):
         lines = [(kind, line) for kind, of, line in calls if of == file]
@@ -150,7 +150,7 @@ def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _loaded_later(tree: ast.Module, scope: ast.For | ast.AsyncFor | ast.While) -> set[str]:
-    """After the loop, in the function that it is in."""
+    """Names that are read after the loop, in the function around it."""
     around = [n for n in ast.walk(tree) if isinstance(n, _Function) and _holds(n, scope.lineno)]
     body = max(around, key=lambda node: node.lineno).body if around else tree.body
     last = scope.end_lineno or scope.lineno
@@ -158,7 +158,7 @@ def _loaded_later(tree: ast.Module, scope: ast.For | ast.AsyncFor | ast.While) -
 
 
 def _leaving(nodes: Iterable[ast.AST], of_loop: bool = False) -> Iterator[ast.stmt | ast.expr]:
-    """What leaves the statements, and is not within a function, or a loop, of their own."""
+    """Statements that leave the given ones, except for those inside a function or loop of theirs."""
     for node in nodes:
         is_of_loop = isinstance(node, (ast.Break, ast.Continue)) and of_loop
         if isinstance(node, _Leaving) and not is_of_loop:
@@ -223,7 +223,7 @@ def _has_text_in_lines(statement: ast.stmt) -> bool:
 
 
 def _head(loop: ast.For | ast.AsyncFor | ast.While) -> str:
-    """Of the loop, up to its body."""
+    """The source of the loop, up to its body."""
     if isinstance(loop, ast.While):
         return f"while {ast.unparse(loop.test)}:\n"
     word = "async for" if isinstance(loop, ast.AsyncFor) else "for"

@@ -1,6 +1,7 @@
-"""What would give a graphed callable its graph, by the reason that it has none.
+"""The remedy for each reason that a graphed callable has no graph.
 
-docs/reference/reasons.md has the same with causes. Reasons that name their own remedy have none here.
+docs/reference/reasons.md has the same texts with causes. Reasons that name their own remedy are not
+listed here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def where_in(reason: str) -> str:
 
 
 def remedy_for(reason: str) -> str:
-    """Empty if none is known, or if the reason itself says what to do."""
+    """The remedy for a reason; empty if none is known, or if the reason itself names it."""
     if "; " in reason:
         return ""
     return next((remedy for text, remedy in _REMEDIES if text in reason), "")

@@ -15,8 +15,10 @@ from pygraph.report.plain_loops import plain_loops
 
 
 def report_on(program: str, observation: Observation, calls: Calls) -> Report:
-    """What became of everything that was compiled or graphed. Counted from the graphs, not profiled.
-    calls: of the program's training loops."""
+    """The report of everything that was compiled or graphed, counted from the graphs, not profiled.
+
+    calls: those of the program's training loops.
+    """
     reason = runtime.unavailable_reason()
     cuts = [*observed_cuts(observation), *refusals(observation)]
     if reason is not None:
@@ -32,6 +34,5 @@ def report_on(program: str, observation: Observation, calls: Calls) -> Report:
         cuts=tuple(dict.fromkeys(cuts)),
         transformations=tuple(observation.applied),
         strip=tuple(parts),
-        strip_unit="operations",
         loops=tuple(plain_loops(calls)),
     )

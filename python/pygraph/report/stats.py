@@ -1,48 +1,56 @@
-"""What became of each graph of the process."""
+"""``pygraph.stats()``: one row for each graph of the process."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pygraph import runtime
 from pygraph.partition.signature import Entry, PartitionInfo
 from pygraph.report.remedies import remedy_for, where_in
+from pygraph.runtime import AnyPartition
 from pygraph.select.trial import Timing
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphStats:
-    """One partition of a compiled program, for one signature of its arguments.
+    """One partition of a compiled program, or one variant of a graphed callable, for one signature of
+    its arguments.
 
-    name: "forward", "backward" or "inference", with a number where a program has several.
+    name: "forward", "backward" or "inference", with a number if a program has several; or the
+        callable's name.
+    device: index of the GPU.
     state: "captured", "uncaptured" (not recorded yet), "measuring" (on trial), "not selected" (running
         uncaptured is as fast) or "refused".
-    reason: why it was refused, or was not selected; empty otherwise. where: the "file:line" that it
-        names, or empty. remedy: what would give a callable its graph; empty where the reason says it,
-        or where none is known.
-    timings: what was measured of each variant when it was selected; empty where nothing was measured.
-    selected: the variant that is used; empty where nothing was measured.
-    nodes, relocations, symbols: of the graph. A relocation is a word that holds an address.
-    inputs, outputs: how many the graph has; of what has no graph, inputs are the function's arguments.
-    lanes: how many of its nodes may run at a time (1: one after the other). 0: there is no graph, and
-        all numbers that would be the graph's are 0.
-    replays: launches so far. nodes_touched: node updates in all of them.
+    reason: why it was refused, or was not selected; else empty. where: the "file:line" that it names,
+        or empty. remedy: what to change to give a callable its graph; empty if none is known, or if the
+        reason says it.
+    timings: seconds per call of each variant, as the trial measured them; empty if nothing was
+        measured.
+    selected: the variant that is used; empty if nothing was measured.
+    nodes, relocations, symbols: their numbers in the graph. A relocation is a word that holds an
+        address.
+    inputs, outputs: their numbers in the graph; without a graph, ``inputs`` counts the function's
+        arguments.
+    lanes: how many nodes may run at the same time (1: one after the other). Without a graph, this and
+        all other numbers of the graph are 0.
+    replays: launches so far. nodes_touched: nodes that got new addresses, summed over all launches.
     calls_elsewhere: calls that ran uncaptured because a replay on their stream would have had to wait
         for another stream, or was the first one there.
-    bytes_not_copied: per call, what Inductor's graphs would copy into fixed inputs.
-    workspace_bytes: internal memory that is kept between launches, shared by all graphs of a stream.
-    block_bytes: internal memory that is taken for each launch and given back at once.
-    executable_bytes: device memory that the executable graph took, as far as it showed.
-    capture_seconds: for recording twice, linking and verifying.
-    audits: replays that were compared with an uncaptured call since; audits_failed: of them, those that
-        found the graph wrong (it is refused then); audits_skipped: what was due and not possible, as
-        memory was short, say.
+    bytes_not_copied: bytes per call that Inductor's graphs would copy into static inputs.
+    workspace_bytes: internal memory that stays allocated between launches, shared by all graphs of a
+        stream.
+    block_bytes: internal memory that each launch allocates and frees.
+    executable_bytes: device memory of the executable graph, as far as it could be measured.
+    capture_seconds: duration of recording twice, linking and verifying.
+    audits: replays that were compared with an uncaptured call. audits_failed: of these, the ones that
+        found the graph wrong (it is then refused). audits_skipped: audits that were due and not
+        possible, for example because memory was short.
     replays_since_audit: replays since the graph was last found right, by verification or an audit.
-    followed: numbers on the host that the graph of a callable takes as they are at each call; every
-        other one that it read is compared at each call.
-    gpu_us: microseconds that its kernels took in the call that `pygraph.explain` profiled, summed up;
-        None where that is not known.
+    followed: numbers on the host whose current value each replay of a callable uses, such as learning
+        rates. All other numbers that the callable reads are compared at each call.
+    gpu_us: GPU time in microseconds of its kernels in the call that `pygraph.explain` profiled, summed;
+        None if not known.
     """
 
     name: str
@@ -75,17 +83,24 @@ class GraphStats:
     remedy: str = ""
 
 
+# Fields that a graph has under the same names.
+_OF_THE_GRAPH = (
+    *("nodes", "inputs", "outputs", "relocations", "symbols", "lanes", "replays", "nodes_touched"),
+    *("calls_elsewhere", "workspace_bytes", "block_bytes"),
+)
+
+
 def stats() -> list[GraphStats]:
     """One row per partition and signature, in no particular order. Thread-safe."""
-    return [
-        graph_row(partition.info, entry)
-        for partition in runtime.all_partitions()
-        for entry in partition.entries.copy().values()
-    ]
+    return rows_of(runtime.all_partitions())
+
+
+def rows_of(partitions: Iterable[AnyPartition]) -> list[GraphStats]:
+    return [graph_row(p.info, entry) for p in partitions for entry in p.entries.copy().values()]
 
 
 def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
-    """What became of one signature of a partition."""
+    """The row of one signature of a partition."""
     # Read once each: other threads may drop a graph or a decision meanwhile.
     graph, decision, audits = entry.graph, entry.selection.decision, entry.audits
     row = GraphStats(
@@ -114,15 +129,5 @@ def graph_row(info: PartitionInfo, entry: Entry) -> GraphStats:
         row,
         state="refused" if failure else row.state,
         reason=failure or row.reason,
-        nodes=graph.nodes,
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        relocations=graph.relocations,
-        symbols=graph.symbols,
-        lanes=graph.lanes,
-        replays=graph.replays,
-        nodes_touched=graph.nodes_touched,
-        calls_elsewhere=graph.calls_elsewhere,
-        workspace_bytes=graph.workspace_bytes,
-        block_bytes=graph.block_bytes,
+        **{name: getattr(graph, name) for name in _OF_THE_GRAPH},
     )

@@ -11,21 +11,20 @@ from pygraph import observations, runtime
 from pygraph.partition.signature import Entry, PartitionInfo
 from pygraph.report.classify import segments
 from pygraph.report.estimate import strip_parts
-from pygraph.report.stats import GraphStats, graph_row
+from pygraph.report.stats import GraphStats, graph_row, rows_of
 from pygraph.runtime import AnyPartition
 from pygraph.select.trial import REPLAYED, UNCAPTURED
 
 
 class Tally:
-    """What became of all partitions, also of those whose programs have ended. Thread-safe."""
+    """Counts all partitions, including those of programs that no longer exist. Thread-safe."""
 
     def __init__(self) -> None:
         self._alive: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
         self._ended: list[GraphStats] = []
         self.programs = 0  # compiled, or loaded from a cache
-        self.outside: list[
-            float
-        ] = []  # per traced program, operations on the GPU outside of partitions
+        # Per traced program, operations on the GPU outside of partitions.
+        self.outside: list[float] = []
 
     def note_program(self) -> None:
         self.programs += 1
@@ -45,27 +44,21 @@ class Tally:
         self._ended += [graph_row(info, entry) for entry in entries.copy().values()]
 
     def rows(self) -> list[GraphStats]:
-        """One per partition and signature."""
-        alive = [
-            graph_row(partition.info, entry)
-            for partition in runtime.members(self._alive)
-            for entry in partition.entries.copy().values()
-        ]
-        return alive + self._ended
+        return rows_of(runtime.members(self._alive)) + self._ended
 
 
 _tally: Tally | None = None
 
 
 def begin() -> None:
-    """Counts what is compiled from now on. May be called again."""
+    """Starts counting. May be called again."""
     global _tally
     if _tally is None:
         _tally = observations.tally = Tally()
 
 
 def line() -> str:
-    """The summary of what was compiled since ``begin``."""
+    """The summary of everything that was compiled since ``begin``."""
     if _tally is None:
         return "torch.compile was not called with PyGraph"
     reason = runtime.unavailable_reason()
@@ -76,8 +69,12 @@ def line() -> str:
 
 
 def summarize(rows: Iterable[GraphStats], outside: float, unknown: int) -> str:
-    """rows: of all partitions. outside: operations on the GPU outside of them. unknown: the number of
-    programs of which `outside` does not tell."""
+    """The summary as one line.
+
+    rows: of all partitions.
+    outside: operations on the GPU outside partitions.
+    unknown: number of programs that ``outside`` does not include.
+    """
     rows = list(rows)
     graphs = [row for row in rows if row.state == "captured"]
     replays = sum(row.replays for row in graphs)
@@ -102,7 +99,7 @@ def summarize(rows: Iterable[GraphStats], outside: float, unknown: int) -> str:
 
 
 def _saved(graphs: list[GraphStats]) -> str:
-    """By the selection's measurements: both variants of a signature, times its replays."""
+    """The time that all replays saved, as text, by the selection's measurements of both variants."""
     measured = [row for row in graphs if UNCAPTURED in row.timings and REPLAYED in row.timings]
     if not measured:
         return "time saved: not measured"

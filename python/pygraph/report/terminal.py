@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -18,59 +19,43 @@ from pygraph.report.wording import (
     loop_lines,
 )
 
+_WIDTH = 140
 _STRIP_WIDTH = 96
 _KERNELS = 12  # those with the most GPU time
 
 
-def render(report: Report, width: int = 140) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    show(report, console)
-    output = console.file
-    assert isinstance(output, io.StringIO)
-    return output.getvalue()
-
-
-def show(report: Report, console: Console) -> None:
-    """Prints the report."""
+def render(report: Report) -> str:
+    output = io.StringIO()
+    console = Console(file=output, width=_WIDTH, highlight=False)
     console.print(Text(f"{report.program} on {report.device}", style="bold"))
     for line in headline(report):
         console.print(Text(line))
     if report.strip:
         console.print(_strip(report))
     if report.graphs:
-        console.print(_graphs(report))
+        console.print(_table("Graphs", GRAPH_COLUMNS, map(graph_cells, report.graphs), 2))
     if report.kernels:
-        console.print(_kernels(report))
+        kernels = map(kernel_cells, report.kernels[:_KERNELS])
+        console.print(_table("Kernels", KERNEL_COLUMNS, kernels, 3))
     if report.cuts:
-        table = Table("where", "why", "what would remove it", title="Cuts and refusals")
-        for cut in report.cuts:
-            table.add_row(Text(cut.where or "-"), Text(cut.reason), Text(cut.remedy or "-"))
-        console.print(table)
+        cuts = ((cut.where or "-", cut.reason, cut.remedy or "-") for cut in report.cuts)
+        console.print(_table("Cuts and refusals", ("where", "why", "what would remove it"), cuts))
     if report.transformations:
-        table = Table("where", "transformation", "what", title="Transformations applied")
-        for note in report.transformations:
-            table.add_row(Text(note.where or "-"), Text(note.transform), Text(note.what))
-        console.print(table)
+        notes = ((note.where or "-", note.transform, note.what) for note in report.transformations)
+        console.print(_table("Transformations applied", ("where", "transformation", "what"), notes))
     for loop in report.loops:
         for line in loop_lines(loop):
             console.print(Text(line), soft_wrap=True)
+    return output.getvalue()
 
 
-def _graphs(report: Report) -> Table:
-    table = Table(title="Graphs")
-    for i, column in enumerate(GRAPH_COLUMNS):
-        table.add_column(column, justify="left" if i < 2 else "right")
-    for row in report.graphs:
-        table.add_row(*(Text(cell) for cell in graph_cells(row)))
-    return table
-
-
-def _kernels(report: Report) -> Table:
-    table = Table(title="Kernels")
-    for i, column in enumerate(KERNEL_COLUMNS):
-        table.add_column(column, justify="left" if i < 3 else "right")
-    for row in report.kernels[:_KERNELS]:
-        table.add_row(*(Text(cell) for cell in kernel_cells(row)))
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 3) -> Table:
+    """texts: how many columns come before those of numbers."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < texts else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

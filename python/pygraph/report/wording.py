@@ -24,8 +24,6 @@ GRAPH_COLUMNS = (
     "GPU us",
     "us per call",
 )
-
-
 KERNEL_COLUMNS = ("kernel", "operators", "where", "count", "in graphs", "GPU us")
 _SHOWN = 3  # operators, or lines, of one kernel
 

@@ -12,22 +12,21 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from pathlib import Path
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from pygraph.runtime import log
 from pygraph.select.trial import Decision, Timing
-
-log = logging.getLogger("pygraph")
 
 _FORMAT = 1
 
 
 def key_of(program: str, signature: bytes, device: int) -> str:
-    """The name of a decision; empty, for none, where the program has no identity on disk."""
+    """The file name of a decision; empty if the program has no identity on disk, so that nothing is
+    stored."""
     if not program:
         return ""
     digest = hashlib.sha256()
@@ -37,7 +36,7 @@ def key_of(program: str, signature: bytes, device: int) -> str:
 
 
 def load(key: str) -> Decision | None:
-    """The decision of that name, if there is one that can be read."""
+    """The decision under that key, or None if there is none that can be read."""
     if not key:
         return None
     try:
@@ -51,7 +50,7 @@ def load(key: str) -> Decision | None:
 
 
 def save(key: str, decision: Decision) -> None:
-    """Keeps a decision. Another process may do the same at the same time."""
+    """Stores a decision. Other processes may do so at the same time."""
     if not key:
         return
     try:
@@ -77,7 +76,7 @@ def _path(key: str) -> Path:
 
 @functools.cache
 def _machine(device: int) -> str:
-    """What a timing depends on besides the program."""
+    """Everything but the program that a timing depends on: GPU, driver, versions."""
     from pygraph import runtime
     from pygraph._version import __version__
 

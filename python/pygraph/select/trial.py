@@ -1,17 +1,19 @@
-"""A trial: finds the fastest variant on the program's own calls.
+"""A trial: finds the faster variant on the program's own calls.
 
-A verified graph is on trial first: the next calls of its signature run uncaptured and replayed, the
-*variants*, by turns. Each such call starts on an idle stream, in one of two ways:
+A verified graph is on trial first: the next calls of its signature run uncaptured and replayed,
+alternately. These are the trial's *variants*. Each such call starts on an idle stream, in one of two
+ways:
 
     alone    gives the latency: from the call to the end of its last kernel
-    behind   the GPU is kept busy until everything is issued, which gives its own time, without gaps
+    behind   a sleeping kernel keeps the GPU busy until everything is issued; gives the GPU's own time,
+             without gaps
 
 In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant with the
-smallest period is selected; among equals the one with the smallest latency; among equals again the one
-that keeps the least memory, so a graph that gains nothing is dropped. Differences below 1 % count as
-equal. A trial ends as soon as a difference is larger than the noise.
+smallest period is selected; if periods are equal, the one with the smallest latency; if latencies are
+equal, too, the one that keeps the least memory, so a graph that gains nothing is dropped. Differences
+below 1 % count as equal. A trial ends as soon as a difference is larger than the noise.
 
-All of these calls are the program's own: nothing runs twice, is cloned or set back, and a program that
+All of these calls are the program's own: nothing runs twice, is cloned or reset, and a program that
 makes three calls pays for three.
 """
 
@@ -39,7 +41,8 @@ _MOST_WITHOUT_ROOM = 3  # calls that find no memory
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One call, in seconds. Either ``latency`` or ``device`` is set, by how the call started."""
+    """The times of one call, in seconds. Either ``latency`` or ``device`` is set, depending on how the
+    call started."""
 
     host: float
     latency: float | None = None
@@ -48,9 +51,9 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Of one variant, in seconds per call: the smallest of the samples.
+    """The times of one variant, in seconds per call: the smallest of its samples.
 
-    noise: how far the samples of one kind lie apart, as a share.
+    noise: the spread of samples of one kind, as a share.
     memory: bytes that the variant keeps between calls.
     """
 
@@ -62,13 +65,13 @@ class Timing:
 
     @property
     def period(self) -> float:
-        """Of calls that follow one another."""
+        """Time per call when calls follow one another."""
         return max(self.host, self.device)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The variant that was selected, and what was measured of each."""
+    """The variant that was selected, and the timings of all variants."""
 
     selected: str
     timings: Mapping[str, Timing]
@@ -93,15 +96,15 @@ class Trial:
 
     @property
     def sleep(self) -> float:
-        """Seconds that the GPU is to be kept busy before the next call; 0 where it runs alone."""
+        """Seconds that the GPU must be kept busy before the next call; 0 if the call runs alone."""
         if self._round % 2 == 1:
             return 0.0
         known = [sample.host for sample in self._samples[self.variant]]
         return 1.5 * min(known) + 50e-6 if known else 0.0
 
     def note_no_room(self) -> bool:
-        """Counts a call that found no memory. Returns whether these are too many. (Each makes PyTorch's
-        allocator empty its caches.)"""
+        """Counts a call that found no memory. Returns whether there were too many. (Each makes
+        PyTorch's allocator empty its caches.)"""
         self._without_room += 1
         return self._without_room >= _MOST_WITHOUT_ROOM
 
@@ -142,7 +145,7 @@ class Trial:
 
 
 def choose(timings: Mapping[str, Timing]) -> str:
-    """The variant to use: by period, then latency, then memory."""
+    """The best variant: by period, then latency, then memory."""
     names = list(timings)
     for times in (
         {name: timing.period for name, timing in timings.items()},
@@ -163,7 +166,7 @@ def _summary(samples: list[Sample], memory: int) -> Timing:
 
 
 def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
-    """Runs on the current stream and takes a sample. Waits for the stream before and after."""
+    """Runs a call on the current stream and takes a sample. Waits for the stream before and after."""
     stream = torch.cuda.current_stream()
     stream.synchronize()
     start, end = (_event() for _ in range(2))

@@ -5,7 +5,7 @@ Patches of a *compilation* change objects that belong to it: its guards, its gra
 OutputGraph. They are gone with these objects; no other compilation sees them, be it around this one,
 within it, or in another thread. Patches of the *process* replace a function by an equal one, which
 gives the same result for every program of every backend, and stay. So do those *on demand*, which have
-no effect outside of the contexts of the part of PyGraph that needs them.
+no effect outside the contexts of the part of PyGraph that needs them.
 
 An error in a patch never reaches the program: it is logged once, and PyTorch's own way is taken.
 """

@@ -29,7 +29,7 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
 
 
 def _make(builder: guards.GuardBuilder, guard: Guard) -> bool:
-    """As Dynamo's, that an object has an attribute, or has none of that name."""
+    """The guard of Dynamo's ``HASATTR``: that an object has an attribute of that name, or has none."""
     source, name = _owner_and_name(guard)
     if source is None:
         return False
@@ -46,7 +46,8 @@ def _make(builder: guards.GuardBuilder, guard: Guard) -> bool:
 
 
 def _owner_and_name(guard: Guard) -> tuple[Any, str]:
-    """What is asked for an attribute, if that can be told, and the attribute's name."""
+    """The source of the object that is asked for an attribute (None if unknown), and the attribute's
+    name."""
     bound = getattr(guard.create_fn, "keywords", {})
     if "attr" in bound:  # from PyTorch 2.12 on
         return guard.originating_source, bound["attr"]
@@ -55,8 +56,8 @@ def _owner_and_name(guard: Guard) -> tuple[Any, str]:
 
 
 def _is_behind_python(owner: Any, name: str) -> bool:
-    """Whether an object's ``__getattribute__`` is Python, and does as ``object``'s for this name: has
-    what that finds, or has nothing of the name."""
+    """Whether an object's ``__getattribute__`` is Python, and gives the same result as ``object``'s for
+    this name: the same attribute, or none."""
     kind = type(owner)
     lookup = inspect.getattr_static(kind, "__getattribute__")
     is_python = isinstance(lookup, types.FunctionType) and not hasattr(kind, "__getattr__")

@@ -19,17 +19,14 @@ from pygraph.torch_patches.digests import DIGESTS
 from pygraph.torch_patches.table import PATCHES, RELEASES, REQUIRED, Patch
 
 
-def nearest_release(patch: Patch) -> str:
-    """The installed release if the patch is known to fit it, else the newest that it does fit."""
-    return sources.release() if sources.release() in patch.releases else patch.releases[-1]
-
-
 def check(patch: Patch) -> bool:
-    """Prints how the installed PyTorch compares; whether that is as the table has it."""
+    """Prints how the installed PyTorch differs from the table. Returns True if the patch matches the
+    installed release, or is left off there."""
     if sources.release() in patch.left_off:
         print(f"{patch.name:<18} left off: {sources.why_not(patch)}")
         return True
-    known = nearest_release(patch)
+    # Where the patch is not known to fit the installed release: the newest that it does fit.
+    known = sources.release() if sources.release() in patch.releases else patch.releases[-1]
     found = sources.differences(patch, known)
     kinds = {difference.kind for difference in found}
     result = "gone" if "gone" in kinds else "changed" if kinds else "match"
@@ -41,7 +38,7 @@ def check(patch: Patch) -> bool:
 
 
 def print_digests() -> None:
-    """Of what has changed since the newest release that is known."""
+    """Prints digests that have changed since the newest known release."""
     for name in DIGESTS:
         actual = sources.digest(name)
         if actual != sources.known_digest(name, sources.release()):

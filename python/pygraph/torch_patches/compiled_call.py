@@ -64,9 +64,7 @@ def _is_ours(context: eval_frame.OptimizeContext) -> bool:
         is_ours = hasattr(getattr(request, "compiler_fn", request), "transforms_for")
         asked = (getattr(request, "kwargs", {}).get("options") or {}).get("pygraph.patches")
         names = selection.default() if asked is None else selection.parse("pygraph.patches", asked)
-    except (
-        Exception
-    ):  # another backend's attributes, or a value that the compilation raises an error for
+    except Exception:  # of another backend's attributes, or of a value that no option has
         return False
     return is_ours and NAME in names
 

@@ -1,4 +1,4 @@
-"""Arguments of torch.autograd.Function: the engine reports if there is nothing to unwrap.
+"""Arguments of torch.autograd.Function: the engine finds out whether there is anything to unwrap.
 
 PyTorch checks each argument, in Python, for wrappers that function transforms have left. A training
 step's forward is such a function.

@@ -1,4 +1,4 @@
-"""The flag that a compiled module is being called: set by a class, not by a generator."""
+"""The context manager of the flag that a compiled module is being called: a class, not a generator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""NumPy numbers in a model: converted to tensors by the engine's ``as_tensor``.
+"""Converts NumPy numbers in a model to tensors by the engine's ``as_tensor``.
 
-Dynamo makes such a number a tensor up to four times per call: for two guards, and twice to be passed.
-(Python's numbers, where they vary, once.) The engine takes a seventh of the time, and passes it once.
+Dynamo converts such a number up to four times per call: for two guards, and twice to pass it. (Python's
+numbers, if they vary, once.) The engine takes a seventh of the time, and passes it once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Loads a model's parameters and buffers all at once, for programs that PyGraph compiles.
 
-The code that Dynamo writes around a graph looks each of them up by itself, through the dictionaries of
-all modules on the way: 10 000 bytecodes before each call of a MobileBERT, most of what the host does.
-Arguments that follow each other, and are all of one model, are looked up by one call of the engine
-instead (bindings/torch_patches/parameter_loader.h), which knows from dictionaries that did not change
-that the tensors are still the same. Guards are not touched: they know each by its own source.
+Dynamo's code around a graph looks up each parameter separately, through the dictionaries of all modules
+on its path: 10 000 bytecodes before each call of a MobileBERT, most of the host's work. With this
+patch, one call of the engine looks up all consecutive arguments that belong to one model
+(bindings/torch_patches/parameter_loader.h). If no dictionary on the paths has changed, the engine
+returns the same tensors. Guards are not changed: each knows its parameter by its own source.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
     """Changes how the code that Dynamo will write loads the graph's arguments."""
     if dynamo_config.caching_precompile:  # the code is stored, and the engine's function cannot be
         return
-    if writes_python():
-        return
     # By their sources, Dynamo finds the arguments that a specialization is for.
-    if output.shape_env.specializations:
+    if output.shape_env.specializations or writes_python():
         return
     arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
     for run in _runs(arguments, attempt):
@@ -44,7 +42,7 @@ def apply(gm: torch.fx.GraphModule, output: Any, attempt: Attempt) -> None:
 
 
 def writes_python() -> bool:
-    """Whether Dynamo writes Python source besides bytecode, which needs sources of its own. From
+    """Whether Dynamo writes Python source in addition to bytecode, which needs other sources. From
     PyTorch 2.13 on."""
     return getattr(dynamo_config, "generate_pycode", False)
 

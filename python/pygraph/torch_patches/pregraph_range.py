@@ -1,6 +1,6 @@
-"""The range that brackets the loading of a graph's arguments for profilers: none without a profiler.
+"""The range that marks the loading of a graph's arguments for profilers: skipped without a profiler.
 
-Dynamo calls two Python functions for it, whether somebody profiles or not.
+Dynamo calls two Python functions for it, whether a profiler runs or not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _pytorchs_exit = dynamo_utils.record_pregraph_bytecode_exit
 
 
 def enter_range() -> Any:
-    """As Dynamo's, which makes a context that does nothing where nobody profiles."""
+    """As Dynamo's function; without a profiler it returns a context that does nothing."""
     return _pytorchs_enter() if torch.autograd.profiler._is_profiler_enabled else None
 
 

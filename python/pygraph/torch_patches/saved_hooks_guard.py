@@ -1,6 +1,6 @@
-"""The guard on default hooks for saved tensors: without Python where there are none.
+"""Answers the guard on default hooks for saved tensors without Python if there are none.
 
-Every program has this guard. Where there are such hooks, Dynamo's own question is asked.
+Every program has this guard. If there are such hooks, Dynamo's own function decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Which patches the user wants: option ``pygraph.patches``, or environment variable PYGRAPH_PATCHES."""
+"""The patches that the user asks for: option ``pygraph.patches``, or environment variable
+PYGRAPH_PATCHES."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the installed PyTorch has what the patches were written for."""
+"""Compares the installed PyTorch with the sources that the patches were written for."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Difference:
 
 
 def release() -> str:
-    """Of the installed PyTorch, as the table has it: "2.11"."""
+    """The installed release of PyTorch, in the table's form: "2.11"."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def resolve(name: str) -> Any:
-    """What a dotted name stands for. Raises ImportError or AttributeError where there is none."""
+    """The object that a dotted name stands for. Raises ImportError or AttributeError if there is
+    none."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -48,7 +49,7 @@ def resolve(name: str) -> Any:
 
 
 def digest(name: str) -> str:
-    """Of the source of what a name stands for: empty for a value, "gone" where there is nothing."""
+    """The digest of the source of the named object: empty for a value, "gone" if it does not exist."""
     digests = _digests()
     return digests[name] if name in digests else _digest(name)
 
@@ -70,7 +71,7 @@ def _digest(name: str) -> str:
 
 
 def known_digest(name: str, release: str) -> str:
-    """Of a name's source as the patches were compared with it on that release."""
+    """The digest that the patches were compared with, for a name on that release."""
     number = _number(release)
     since = [first for first in DIGESTS[name] if _number(first) <= number]
     return DIGESTS[name][max(since, key=_number)]
@@ -81,7 +82,7 @@ def _number(release: str) -> list[int]:
 
 
 def differences(patch: Patch, release: str) -> list[Difference]:
-    """Between the installed PyTorch and what the patch is known to fit of a release."""
+    """The parts of the installed PyTorch that differ from the release that the patch fits."""
     found = []
     for name in patch.names:
         actual = digest(name)
@@ -91,7 +92,7 @@ def differences(patch: Patch, release: str) -> list[Difference]:
 
 
 def why_not(patch: Patch) -> str:
-    """Why the patch is not applied to the installed PyTorch; empty where it is."""
+    """Why the patch cannot be applied to the installed PyTorch; empty if it can."""
     if release() in patch.left_off:
         return patch.left_off[release()]
     if release() not in patch.releases:

@@ -1,4 +1,4 @@
-"""What became of each patch in this process: for the user, and for the log."""
+"""The state of each patch in this process, for the user and for the log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ State = Literal["active", "off", "unknown source", "failed"]
 class PatchStatus:
     """One patch of PyTorch (docs/reference/patches.md).
 
-    state: "active" where it is in use, in one program at least; "off" where nobody has asked for it, or
-        no program has been compiled with it yet, or it would gain nothing on the installed PyTorch;
-        "unknown source" where that has other functions than the patch is known to fit; "failed" where
-        it raised an exception, which the program did not see. The program has PyTorch's own functions
-        then.
+    state: "active": in use, in at least one program. "off": no program asks for it, no program has been
+        compiled with it yet, or it would gain nothing on the installed PyTorch. "unknown source":
+        functions of the installed PyTorch are not the ones that the patch was written for. "failed": it
+        raised an exception, which the program did not see, and PyTorch's own functions are used.
     reason: why it is not active; empty if it is.
     """
 
@@ -38,10 +37,10 @@ class PatchStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What PyGraph replaces of PyTorch in this process. Prints as a table.
+    """The patches of PyTorch in this process. Prints as a table.
 
-    patches: those that the option ``pygraph.patches`` selects, then those that PyGraph needs for right
-        results, which cannot be switched off.
+    patches: the patches that the option ``pygraph.patches`` switches, then the required ones, which
+        cannot be switched off.
     """
 
     patches: tuple[PatchStatus, ...]
@@ -61,7 +60,7 @@ _is_logged = False
 
 
 def status() -> Status:
-    """What became of each patch of PyTorch so far. Thread-safe."""
+    """The state of each patch of PyTorch in this process. Thread-safe."""
     asked_for = frozenset(_asked_for.copy())
     with contextlib.suppress(ValueError):  # which the next compilation raises
         asked_for |= selection.default()
@@ -90,12 +89,12 @@ def _state_of(patch: Patch, asked_for: frozenset[str]) -> tuple[State, str]:
 
 
 def note_asked_for(names: frozenset[str]) -> None:
-    """By the option of a program, or by default."""
+    """Notes patches that a program's options, or the defaults, ask for."""
     _asked_for.update(names)
 
 
 def is_first_attempt(patch: Patch) -> bool:
-    """Whether a patch that is applied once in the process was not tried before. From now on it was."""
+    """Whether a patch that is applied once in the process has not been tried yet. Marks it as tried."""
     if patch.name in _tried:
         return False
     _tried.add(patch.name)
@@ -103,7 +102,7 @@ def is_first_attempt(patch: Patch) -> bool:
 
 
 def why_not_used(patch: Patch) -> str:
-    """Empty where it is in use."""
+    """Why the patch is not in use; empty if it is."""
     if patch.name in _used:
         return ""
     return _failures.get(patch.name) or sources.why_not(patch)
@@ -114,7 +113,7 @@ def note_used(patch: Patch) -> None:
 
 
 def note_failure(name: str, error: Exception) -> None:
-    """Of a patch. Logs it, once for each kind of error."""
+    """Notes that a patch failed. Logs each kind of error once."""
     _failures[name] = type(error).__name__
     with contextlib.suppress(Exception):  # of the error's text, or of a handler of the user's
         _failures[name] += f": {error}"
@@ -145,7 +144,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
-        """Errors end here, and are noted."""
+        """A context that notes errors and does not raise them."""
         try:
             yield
         except Exception as error:

@@ -34,27 +34,29 @@ class Patch:
     """A part of PyTorch that PyGraph replaces.
 
     name: as in the option ``pygraph.patches`` and in ``pygraph.status()``.
-    replaces: dotted names, which are resolved only when the patch is applied or checked.
-    relies_on: dotted names of what it reads, or does in the place of what it replaces.
-    releases: those that it fits, if the names are as :mod:`.digests` has them.
-    exact: whether every program has the same result with it. If not, docs/footguns.md says which do
-    not. scope: "process" for what is replaced once for all programs, by an equal one; "on demand" for
-        the same, but not before a part of PyGraph needs it; "compilation" for what belongs to one
-        program and goes with it.
-    saves: microseconds of the host per call, or a comparison, and where that is measured.
+    replaces: dotted names of the replaced functions. They are resolved only when the patch is applied
+        or checked.
+    relies_on: dotted names of functions and values that the patch reads or reimplements.
+    releases: releases that the patch fits, if the names have the digests of :mod:`.digests`.
+    exact: whether every program has the same result with it. If not, docs/footguns.md has the
+        exceptions.
+    scope: "process": replaced once, for all programs, by an equal function. "on demand": the same, when
+        a part of PyGraph first needs it. "compilation": changes objects of one program, and disappears
+        with them.
+    saves: host time per call in microseconds, or a comparison, and the page with the measurement.
     apply: the function that applies it, "module:name". For a compilation it takes the graph, Dynamo's
-        OutputGraph and an Attempt, else nothing.
-    left_off: releases on which nothing would be gained, and why.
+        OutputGraph and an Attempt; else nothing.
+    left_off: releases on which the patch would gain nothing, and why.
     """
 
     name: str
     replaces: tuple[str, ...]
-    relies_on: tuple[str, ...]
-    releases: tuple[str, ...]
-    exact: bool
     scope: Literal["process", "on demand", "compilation"]
     saves: str
     apply: str
+    relies_on: tuple[str, ...] = ()
+    releases: tuple[str, ...] = RELEASES
+    exact: bool = True
     left_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -74,8 +76,6 @@ PATCHES: tuple[Patch, ...] = (
             f"{_DYNAMO}.output_graph.OutputGraph.install_global_by_id",
             f"{_DYNAMO}.bytecode_transformation.create_call_function",
         ),
-        releases=RELEASES,
-        exact=True,
         scope="compilation",
         saves="280 of 440 us with 1117 parameters, 20 of 35 with 142 (docs/results/host-time.md)",
         apply=f"{_OURS}.parameters:apply",
@@ -111,8 +111,6 @@ PATCHES: tuple[Patch, ...] = (
         name="number_guards",
         replaces=(f"{_DYNAMO}.guards.from_numpy",),
         relies_on=(f"{_DYNAMO}.guards._get_closure_vars",),
-        releases=RELEASES,
-        exact=True,
         scope="process",
         saves="with number_arguments 150 of 208 us for 18 NumPy numbers (docs/results/host-time.md)",
         apply=f"{_OURS}.numbers:apply_to_guards",
@@ -121,8 +119,6 @@ PATCHES: tuple[Patch, ...] = (
         name="number_arguments",
         replaces=("torch._as_tensor_fullprec", f"{_SOURCE}.NumpyTensorSource.reconstruct"),
         relies_on=(_WRITES_CODE, f"{_DYNAMO}.bytecode_transformation.create_call_function"),
-        releases=RELEASES,
-        exact=True,
         scope="compilation",
         saves="not measured apart from number_guards",
         apply=f"{_OURS}.numbers:apply_to_arguments",
@@ -130,10 +126,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="dead_wrappers",
         replaces=("torch._functorch.utils.unwrap_dead_wrappers",),
-        relies_on=(),
         releases=RELEASES[:3],
         left_off={release: "PyTorch has it in C++" for release in RELEASES[3:]},
-        exact=True,
         scope="process",
         saves="110 to 140 us for 206 arguments of a training step (docs/results/host-time.md)",
         apply=f"{_OURS}.dead_wrappers:apply",
@@ -146,7 +140,6 @@ PATCHES: tuple[Patch, ...] = (
             f"{_GUARDS}.TYPE_MATCH",
             f"{_GUARDS}.NOT_PRESENT_IN_GENERIC_DICT",
         ),
-        releases=RELEASES,
         exact=False,
         scope="compilation",
         saves="25 of 72 us for BERT, 26 of 93 for MobileBERT (docs/results/host-time.md)",
@@ -182,8 +175,6 @@ PATCHES: tuple[Patch, ...] = (
             "torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id",
             "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
         ),
-        releases=RELEASES,
-        exact=True,
         scope="process",
         saves="with pregraph_range, module_flag and untraced_call 8 of 15 us for a function, 17 of 27 "
         "for a small module (docs/results/host-time.md)",
@@ -198,7 +189,6 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=(_WRITES_CODE,),
         releases=RELEASES[:4],
         left_off={release: "PyTorch skips the range without a profiler" for release in RELEASES[4:]},
-        exact=True,
         scope="process",
         saves="2.0 of 12.3 us for a small module (docs/results/host-time.md)",
         apply=f"{_OURS}.pregraph_range:apply",
@@ -212,8 +202,6 @@ PATCHES: tuple[Patch, ...] = (
             "torch._functorch._aot_autograd.utils.saved_tensors_hooks_are_inlineable",
             f"{_GUARDS}._set_guard_export_info",
         ),
-        releases=RELEASES,
-        exact=True,
         scope="compilation",
         saves="1 us (docs/results/host-time.md)",
         apply=f"{_OURS}.saved_hooks_guard:apply",
@@ -222,8 +210,6 @@ PATCHES: tuple[Patch, ...] = (
         name="module_flag",
         replaces=(f"{_FRAME}._set_in_optimized_module",),
         relies_on=(f"{_FRAME}._in_optimized_module",),
-        releases=RELEASES,
-        exact=True,
         scope="process",
         saves="0.7 us for a module that compiled_call leaves to PyTorch (docs/results/host-time.md)",
         apply=f"{_OURS}.module_flag:apply",
@@ -232,8 +218,6 @@ PATCHES: tuple[Patch, ...] = (
         name="untraced_call",
         replaces=(f"{_DYNAMO}.output_graph.OutputGraph.install_global_unsafe",),
         relies_on=(f"{_DYNAMO}.eval_frame.DisableContext.__call__",),
-        releases=RELEASES,
-        exact=True,
         scope="compilation",
         saves="0.6 us (docs/results/host-time.md)",
         apply=f"{_OURS}.untraced_call:apply",
@@ -248,8 +232,6 @@ PATCHES: tuple[Patch, ...] = (
             f"{_LOADED}.CompiledBackward",
             f"{_LOADED}.GenericCompiledBackward",
         ),
-        releases=RELEASES,
-        exact=True,
         scope="on demand",
         saves="a compilation in each later process, with the option pygraph.warm_start "
         "(docs/explanation/warm-starts.md)",
@@ -258,9 +240,6 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="optimizer_steps",
         replaces=("torch.optim.Optimizer._optimizer_step_code",),
-        relies_on=(),
-        releases=RELEASES,
-        exact=True,
         scope="on demand",
         saves="the host time of optimizer.step() in plain loops, not measured on a GPU yet",
         apply="pygraph.callables.optimizer_steps:install",
@@ -279,8 +258,6 @@ REQUIRED: tuple[Patch, ...] = (
             f"{_COMMON}.InplacedBuffer",
             "torch._inductor.utils.DeferredLineBase",
         ),
-        releases=RELEASES,
-        exact=True,
         scope="on demand",
         saves="nothing: it orders reads and writes in kernels (docs/explanation/inductor-race.md)",
         apply="pygraph.compile.barriers:install",

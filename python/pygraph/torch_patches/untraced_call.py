@@ -1,7 +1,8 @@
-"""The call of a graph that is one partition: by the generated code itself.
+"""Calls a graph that is one partition without Dynamo's wrapper.
 
-Dynamo calls what a backend returns through a function that turns Dynamo off meanwhile. A graph that is
-one partition runs no Python, unless it runs uncaptured, by a function that has been made so before.
+Dynamo calls a backend's function through a wrapper that turns Dynamo off meanwhile. A graph that is one
+partition does not need it: a replay runs no Python, and the function of an uncaptured run turns Dynamo
+off itself.
 """
 
 from __future__ import annotations

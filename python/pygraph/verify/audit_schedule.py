@@ -21,10 +21,10 @@ _LATER, _SOON = 1000, 10
 
 @dataclasses.dataclass
 class Audits:
-    """Of one graph. Replays are counted as the graph counts them.
+    """The audits of one graph. Replays are counted as the graph counts them.
 
-    An audit makes one replay on clones in the place of the call's, so that each call is one replay.
-    Changed by whoever holds the record lock.
+    In an audited call the graph makes one replay, on clones, so each call is one replay. Only the
+    thread that holds the record lock may change this object.
     """
 
     interval: int | None = None  # calls between audits; None: the schedule above, 0: there are none
@@ -42,7 +42,8 @@ class Audits:
     since_good: int = 0  # replays from the last good audit to the one that failed
 
     def due_at(self, replays: int) -> int | None:
-        """How many replays the graph will have made when the next audit is due. None: never."""
+        """The number of replays that the graph will have made when the next audit is due. None:
+        never."""
         if self.is_among_first(replays):
             return replays
         if self.interval == 0:
@@ -50,7 +51,8 @@ class Audits:
         return max(replays, self.extra + self._due_call(replays - self.extra) - 1)
 
     def is_among_first(self, replays: int) -> bool:
-        """Whether the next call is one of the first, of a graph that has made so many replays."""
+        """Whether the next call of a graph that has made ``replays`` replays is one of the first
+        ``first`` ones."""
         return replays - self.extra < self.first
 
     def _due_call(self, calls: int) -> int:
@@ -63,15 +65,18 @@ class Audits:
         return due
 
     def retry_at(self, replays: int) -> int:
-        """Like ``due_at``, after an audit for which memory was short."""
+        """As ``due_at``, after an audit that found too little memory."""
         return replays + min(self.interval or _LATER, _LATER)
 
     def soon(self, replays: int) -> int:
-        """Like ``due_at``, after an audit that was not possible for another reason."""
+        """As ``due_at``, after an audit that was not possible for another reason."""
         return replays + _SOON
 
     def replays_since_good(self, replays: int | None) -> int:
-        """replays: of the graph; None if it was dropped, or not made yet."""
+        """Replays since the graph was last found right.
+
+        replays: of the graph; None if the graph was dropped, or does not exist yet.
+        """
         if self.suspects or replays is None:
             return self.since_good
         return replays - self.good_at

@@ -2,20 +2,19 @@
 
 Kernels that run at the same time fill a GPU that one of them leaves half empty. If each kernel fills it
 alone, branches gain nothing, and each wait across branches costs time. So both layouts of a new graph
-are replayed by turns, on copies of a call's inputs (see rehearsal.py), and branches are used if they
+are replayed alternately, on copies of a call's inputs (see rehearsal.py), and branches are used if they
 are faster.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pygraph.runtime import log
+
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _LEAST_GAIN = 0.02  # of the time
 _ROUNDS = 5
@@ -25,7 +24,7 @@ _MORE_MEMORY = 64 << 20  # bytes, or an eighth: what branches may need beyond wh
 
 
 def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.CapturedGraph) -> bool:
-    """Whether the second of two captured graphs may be used, by the memory that it needs.
+    """Whether the second of two captured graphs needs little enough memory to be used.
 
     Kernels that run at the same time cannot share memory.
     """
@@ -36,7 +35,8 @@ def is_worth_its_memory(chain: _engine.CapturedGraph, branched: _engine.Captured
 
 
 def is_faster(chain: Callable[[], float], branched: Callable[[], float]) -> bool:
-    """Whether the second of two replays is faster. Each makes one replay and returns its seconds."""
+    """Whether the second of two replays is faster. Each function makes one replay and returns its
+    seconds."""
     rounds = _ROUNDS if min(chain(), chain()) < _LONG else _ROUNDS_OF_LONG
     branched()
     best_chain = best_branched = float("inf")

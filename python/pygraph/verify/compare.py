@@ -33,7 +33,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def fingerprints(results: Iterable[Any]) -> list[int]:
-    """One per tensor among ``results``, wherever it is. Waits for the device."""
+    """One fingerprint for each tensor among ``results``, on any device. Waits for the device."""
     queued = [fingerprint(t) for t in results if isinstance(t, torch.Tensor)]
     return [int(value) for value in queued]
 
@@ -102,7 +102,7 @@ class Comparison:
             self._of_replay = self._distances(results, self._on_device(self._first))
 
     def add_run(self, results: Sequence[torch.Tensor]) -> None:
-        """An uncaptured run."""
+        """Adds an uncaptured run."""
         results = list(map(distinct, results))
         if not self._run:
             self._run = self._written_bits(results)
@@ -136,7 +136,7 @@ class Comparison:
         return tensor.cpu() if self._waits_in_host_memory else tensor
 
     def _on_device(self, kept: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """One after the other."""
+        """Moves the kept results to the device, one after the other."""
         return (tensor.to(device) for tensor, device in zip(kept, self._devices, strict=True))
 
     def mismatches(self) -> list[Mismatch]:

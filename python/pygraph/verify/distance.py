@@ -33,8 +33,11 @@ class Distance:
 def distance(
     result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor, unsettled: torch.Tensor | None
 ) -> Distance:
-    """From ``other`` to ``result``. Elements that no kernel writes, ``unused``, are left out, and those
-    that differ from run to run, ``unsettled``, count as outliers only."""
+    """The distance from ``other`` to ``result``.
+
+    unused: mask of elements that no kernel writes; they are left out.
+    unsettled: mask of elements that differ from run to run; they count as outliers only.
+    """
     outliers, error, norm = 0, 0.0, 0.0
     for part, deviation, value, agrees in _pieces(result, other, unused):
         outliers += int((~agrees).sum())
@@ -49,7 +52,7 @@ def distance(
 def with_outliers(
     mask: torch.Tensor | None, result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor
 ) -> torch.Tensor:
-    """The flat mask, made if there is none, with the elements where the two do not agree roughly."""
+    """Adds to a flat mask, made if it is None, the elements that do not agree even roughly."""
     if mask is None:
         mask = torch.zeros(result.numel(), dtype=torch.bool, device=result.device)
     for part, _, _, agrees in _pieces(result, other, unused):

@@ -33,15 +33,16 @@ POISON_ONES, POISON_ZEROS = 0xFF, 0x00  # bytes that fresh outputs are filled wi
 
 
 class VerificationError(RuntimeError):
-    """A graph must not be used; the text is the reason."""
+    """A graph must not be used; the message is the reason."""
 
 
 class WrongReplay(VerificationError):
-    """The graph computes something else than the function."""
+    """The graph computes something else than the function does."""
 
 
 class Rehearsal:
-    """The inputs before a call, and ways to run on copies of them.
+    """The inputs of a call before it is made, and methods that run the graph or the function on copies
+    of them.
 
     The constructor runs nothing. The call consumes ``args``, as compiled functions do.
     """
@@ -84,7 +85,7 @@ class Rehearsal:
         allocator.give_back(after=self._at_stake)
 
     def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
-        """A function that makes one replay on clones, and returns the seconds that the GPU took."""
+        """A function that makes one replay on clones, and returns the GPU's seconds."""
         self._give_memory_back()
 
         def replay() -> float:
@@ -185,8 +186,8 @@ class Rehearsal:
         ]
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Makes a run. Moves the inputs that it overwrites to host memory if they are large, or memory
-        is short."""
+        """Makes a run. Before, moves the inputs that the run overwrites to host memory if they are
+        large, or if memory is short."""
         if self._movable_bytes > allocator.MUCH:
             self._park()
         self._give_memory_back()
@@ -198,8 +199,8 @@ class Rehearsal:
         return run()  # the error, which holds what the first one had, is gone
 
     def _park(self) -> bool:
-        """Moves inputs to host memory that are overwritten and that nothing else holds. Returns whether
-        it freed memory."""
+        """Moves to host memory the inputs that are overwritten and that nothing else holds. Returns
+        whether that freed memory."""
         if self._waiting or not self._movable or not host_memory.has_room(self._movable_bytes):
             return False
         self._device = self._args[self._movable[0]].device
@@ -209,7 +210,7 @@ class Rehearsal:
         return True
 
     def _move(self, device: torch.device) -> None:
-        """Moves what waits, and what shares its memory."""
+        """Moves waiting inputs, and the tensors that share their memory."""
         moved = clone_shared_storages(self._args, self._waiting, device)
         for i in self._may_wait:
             self._args[i] = moved[i]

@@ -56,10 +56,12 @@ _FEW_RUNS, _FURTHER_RUNS = 3, 4  # of a thorough check: at first, and where thes
 
 @dataclasses.dataclass
 class Verification:
-    """outputs: the call's result. failure: why the graph is not to be used, or empty.
+    """The result of a verification.
 
+    outputs: the call's results. failure: why the graph must not be used, or empty.
     is_wrong: whether the graph computes something else, or writes to a stand-in page.
-    suspects: results that differ, where only a thorough check can tell whether the graph is right.
+    suspects: positions of results that differ, so that only a thorough check can decide.
+    executable_bytes: device memory of the executable graph, as far as it could be measured.
     """
 
     outputs: Sequence[Any]
@@ -73,8 +75,8 @@ def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
     """Makes the call that ``rehearsal`` was prepared for, and compares replays of its graph with it.
 
     If the recording has two layouts, its ``graph`` is the selected one afterwards.
-    suspects: what an earlier verification of the same graph found.
-    Raises only what the uncaptured function raises.
+    suspects: those of an earlier verification of the same graph.
+    Raises only the exceptions of the uncaptured function.
     """
     before = _foreign_bytes()
 
@@ -93,13 +95,13 @@ def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
 
 
 def _foreign_bytes() -> int:
-    """Device memory in use that PyTorch's allocator does not know of: executable graphs, libraries."""
+    """Device memory in use outside PyTorch's allocator: executable graphs, libraries."""
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
 
 
 def quick_check(rehearsal: Rehearsal) -> Verification:
-    """One replay, then the call itself."""
+    """Makes one replay, then the call itself, and compares them."""
     recording = rehearsal.recording
     seen: Sequence[Any] = ()
     failure, is_wrong = "", False
@@ -163,7 +165,7 @@ def _check_branches(
     """
 
     def differing(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
-        """Results of one more replay that have other fingerprints."""
+        """Positions of results whose fingerprints differ in one more replay."""
         found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
         return {i for i, value in enumerate(expected) if found[i] != value}
 
@@ -183,7 +185,7 @@ def _check_branches(
 
 
 def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verification:
-    """Makes replays and uncaptured runs until the suspects are judged, then the call. Decides."""
+    """Makes replays and uncaptured runs until the suspects can be judged, then the call."""
     failure, is_wrong = "", False
     mismatches: Sequence[Mismatch] = []
     try:
@@ -227,7 +229,7 @@ def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = T
 
 
 def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]) -> list[Mismatch]:
-    """What is wrong in one more replay."""
+    """The results that are wrong in one more replay."""
     comparison.add_replay(rehearsal.replay(rehearsal.recording.graph, POISON_ONES, suspects))
     return comparison.mismatches()
 

@@ -305,7 +305,7 @@ def test_leak_forms(partitions: Any) -> None:
 
 
 def test_leak_watch(partitions: Any) -> None:
-    from pygraph.callables.host_state import HostState
+    from pygraph.callables.host.host_state import HostState
 
     m = torch.nn.Linear(4, 4)
     d = {"a": 1.5, "l": [1, 2]}

@@ -61,7 +61,7 @@ def test_replaced_parameters_are_freed(partitions: Any) -> None:
 
 
 def test_resting_is_cheap(partitions: Any, monkeypatch: Any) -> None:
-    from pygraph.callables import host_state
+    from pygraph.callables.host import host_state
 
     walks = []
     real = host_state.reachable_from

@@ -1,4 +1,4 @@
-"""Which code is the program's own, and the globals that it reads.
+"""Which code is the program's own, the globals that it reads, and the line where it is.
 
 The names in a function's code are not enough: ``optimizer.step()`` has the name ``step``, too, and a
 training loop often has a variable of that name. So the instructions are read.
@@ -11,14 +11,15 @@ import functools
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 import functorch
 import torch
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 @functools.cache
@@ -92,3 +93,22 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _with_inner(constant)
+
+
+def calling_line() -> str:
+    """Where the program's own code is now, in parentheses; empty if it is nowhere."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _place(frame.f_code, frame.f_lineno)
+
+
+def line_of(error: Exception) -> str:
+    """Where in the program's own code an error was raised, in parentheses; empty if nowhere."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(code, line) for code, line in frames if not is_library_file(code.co_filename)]
+    return _place(*own[-1]) if own else calling_line()
+
+
+def _place(code: CodeType, line: int) -> str:
+    return f" ({code.co_filename.rsplit('/', 1)[-1]}:{line})"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pygraph.callables.host_state import HostState
+from pygraph.callables.host.host_state import HostState
 
 
 class ProgramState:
@@ -47,7 +47,6 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    """PyTorch's default generators and their states."""
     on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     generators = [torch.default_generator, *on_gpus]
     return [(generator, generator.get_state()) for generator in generators]

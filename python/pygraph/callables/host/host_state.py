@@ -12,13 +12,15 @@ from __future__ import annotations
 import random
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from pygraph import runtime
-from pygraph.callables.reachable import Reachable, reachable_from
+from pygraph.callables.host.reachable import reachable_from
+from pygraph.callables.host.visit_code import content_of
+from pygraph.callables.host.walk import Reachable
 
 
 class HostState:
@@ -31,35 +33,37 @@ class HostState:
         self._unwatched = tuple(unwatched)
         self.found: Reachable = reachable_from(roots, self._unwatched)
         self._probed = self._probe()
-        self._watch = runtime.engine().HostWatch()
+        self._watch = watch = runtime.engine().HostWatch()
         self._held: list[Any] = []  # what the watch refers to, for the garbage collector to see
         for dictionary, keys, left_out in self.found.dicts:
             if keys is None:
                 kept = {k: item for k, item in dictionary.items() if not left_out or k not in left_out}
-                whole = (dictionary, tuple(kept), tuple(kept.values()), left_out)
-                self._held.append(whole)
-                self._watch.add_whole_dict(*whole)
+                self._hold(
+                    watch.add_whole_dict, dictionary, tuple(kept), tuple(kept.values()), left_out
+                )
             else:
                 of = {k: dictionary[k] for k in keys if k in dictionary}
                 absent = tuple(k for k in keys if k not in dictionary)
-                self._held.append((dictionary, tuple(of), tuple(of.values()), absent))
-                self._watch.add_dict_items(*self._held[-1])
+                self._hold(watch.add_dict_items, dictionary, tuple(of), tuple(of.values()), absent)
         for items in self.found.lists:
-            self._held.append((items, tuple(items)))
-            self._watch.add_list(*self._held[-1])
+            self._hold(watch.add_list, items, tuple(items))
         for cell in self.found.cells:
-            self._held.append((cell, _content_of(cell)))
-            self._watch.add_cell(*self._held[-1])
+            self._hold(watch.add_cell, cell, content_of(cell))
         for tensor in self.found.tensors.values():
-            self._watch.add_tensor(tensor)
+            watch.add_tensor(tensor)
         for function in self.found.functions:
             parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self._held.append((function, parts))
-            self._watch.add_function(function)
+            watch.add_function(function)
         for instance in self.found.instances:
-            self._watch.add_instance(instance)
+            watch.add_instance(instance)
         for class_ in self.found.classes:
-            self._watch.add_class(class_)
+            watch.add_class(class_)
+
+    def _hold(self, add: Callable[..., None], *parts: Any) -> None:
+        """Adds something to the watch, which borrows its parts."""
+        self._held.append(parts)
+        add(*parts)
 
     def _probe(self) -> list[Any]:
         return [probe() for _, probe in self.found.probes]
@@ -117,6 +121,10 @@ class HostState:
         other objects stays."""
         self._watch.restore()
 
+    def restore_if_changed(self) -> None:
+        if not self.holds():
+            self.restore()
+
     def _places(self) -> list[tuple[str, Any]]:
         probed = zip(self.found.probes, self._probed, strict=True)
         return [*self.found.slots, *((path, value) for (path, _), value in probed)]
@@ -136,14 +144,6 @@ class _Switches:
 
     def holds(self) -> bool:
         return bool(self._watch.holds())
-
-
-def _content_of(cell: Any) -> tuple[Any, ...]:
-    """Empty if nothing is in it."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
 
 
 class _Missing:

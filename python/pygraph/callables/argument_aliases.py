@@ -1,0 +1,53 @@
+"""Arguments that a rehearsal works on in place of the given ones, on the same memory.
+
+An alias has a storage of its own, which does not hold the memory. So a reference that is left to it
+after a run shows that the callable keeps its argument, and keeps no memory alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.callables.saved_tensors import IN_ARGUMENT, address_of, place_of
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the same memory with a storage of its own, which does not hold the memory: what still
+    refers to it after a run is seen, and harmless."""
+    memory = runtime.engine().memory_of(tensor)
+    storage = torch._C._construct_storage_from_data_pointer(
+        memory.data_ptr(), tensor.device, memory.nbytes
+    )
+    layout = (storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    alias = alias.set_(*layout)
+    alias = alias.conj() if tensor.is_conj() else alias
+    return torch._neg_view(alias) if tensor.is_neg() else alias
+
+
+def is_held(memory: torch.Tensor) -> bool:
+    """Whether anything but this tensor, and the Python object that is made here, has its storage."""
+    return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)
+
+
+def moved_onto(
+    leaves: Sequence[Any], used: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+) -> list[Any]:
+    """Results that are arguments, or in their memory, on the arguments that were given."""
+    numbers = {address_of(tensor): i for i, tensor in enumerate(used)}
+    numbers.pop(0, None)
+    found = list(leaves)
+    for position, leaf in enumerate(leaves):
+        number = numbers.get(address_of(leaf))
+        if number is None or leaf.requires_grad:
+            continue
+        if any(leaf is tensor for tensor in used):
+            found[position] = own[number]
+        else:
+            place = place_of(leaf, (IN_ARGUMENT, number, 0), used)
+            found[position] = place.view_of(own[number].detach())
+    return found

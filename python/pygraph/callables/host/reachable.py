@@ -1,0 +1,92 @@
+"""What a callable's Python can read without being passed it. A walk finds it.
+
+The walk begins at the callable and at the objects that are passed to it, and follows
+
+    containers    items of dictionaries, lists, tuples, sets (visit_containers.py)
+    code          closures, defaults, attributes of classes, and the globals that the program's own
+                  functions use, which are found in their instructions (visit_code.py)
+    objects       attributes and slots of instances; layouts and hooks of tensors (visit_objects.py)
+
+Each *place* that it comes to has a path, as a program would write it: ``model.layers.0.training``. The
+result (``Reachable`` in walk.py) has
+
+    slots         what is at each place, in the order of the walk: numbers and strings themselves;
+                  tensors and other opaque objects by identity; containers and instances by type, as
+                  their contents have places of their own; of an object that was met before, where
+    probes        functions that tell where an iterator, a counter or an array stands (probes.py)
+    the others    what the engine compares at each call (host_state.py)
+
+Two walks have the same result if and only if the callable could tell no difference. Some things cannot
+be seen: sockets, contents of files, clocks, what extensions keep, arrays of more than 64 KiB, random
+numbers that a library draws from a state that it puts back, and what only libraries' code reads.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pygraph.callables.host import probes
+from pygraph.callables.host import visit_code as code
+from pygraph.callables.host import visit_containers as containers
+from pygraph.callables.host import visit_objects as objects
+from pygraph.callables.host.walk import Reachable, Unseen, Walk
+
+_MOST_PLACES = 200_000
+
+
+def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
+    """Walks from the roots, by their names. unwatched: dictionaries by identity, each with a key whose
+    value is left out, as it is looked at otherwise. Raises Unseen."""
+    walk = Walk(frozenset(unwatched))
+    for name, root in roots.items():
+        walk.visit_later(root, name)
+    walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
+    while walk.pending:
+        _visit(walk, *walk.pending.popleft())
+        if len(walk.found.slots) > _MOST_PLACES:
+            raise Unseen(f"it reaches more than {_MOST_PLACES} objects")
+    return walk.found
+
+
+# The first of these kinds that an object is of; what is of none is an instance, or opaque.
+_VIEWS = (dict.keys, dict.values, dict.items)
+_VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
+    (dict, containers.visit_dict),
+    (list, containers.visit_list),
+    (tuple, containers.visit_items),
+    ((set, frozenset), containers.visit_set),
+    (collections.deque, containers.visit_deque),
+    ((types.MappingProxyType, *(type(of({})) for of in _VIEWS)), containers.visit_proxy),
+    (types.FunctionType, code.visit_function),
+    (types.ModuleType, code.visit_module),
+    (types.MethodType, code.visit_method),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), code.visit_builtin),
+    ((staticmethod, classmethod), code.visit_wrapped),
+    (property, code.visit_property),
+    (functools.partial, code.visit_partial),
+    (weakref.ReferenceType, code.visit_reference),
+    (type, code.visit_class),
+)
+
+
+def _visit(walk: Walk, value: Any, path: str) -> None:
+    type_ = type(value)
+    if type_ in probes.ATOMS:
+        walk.add_slot(path, value)
+    elif not walk.is_new_at(value, path):
+        return
+    elif isinstance(value, torch.Tensor):
+        objects.visit_tensor(walk, value, path)
+    else:
+        visit = next((of for kinds, of in _VISITS if isinstance(value, kinds)), None)
+        if visit is not None:
+            visit(walk, value, path)
+        if not isinstance(value, code.CODE):
+            objects.visit_instance(walk, value, path, is_opaque=visit is None)

@@ -1,0 +1,177 @@
+"""Code that a callable can reach: functions, modules, classes, and what they read."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import itertools
+import os
+import sys
+import types
+from typing import Any
+
+from pygraph.callables.host.user_code import (
+    closures_used_by,
+    globals_used_by,
+    is_library_file,
+    is_of_program,
+    modules_imported_by,
+)
+from pygraph.callables.host.visit_containers import visit_dict
+from pygraph.callables.host.walk import Object, Walk
+
+CODE = (types.FunctionType, types.ModuleType, type)
+_BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
+# Of classes: what Python itself puts there, in part when it is asked for.
+_OF_PYTHON = frozenset(
+    (
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__abstractmethods__"),
+        *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+        *("__static_attributes__", "__firstlineno__", "_abc_impl"),
+    )
+)
+
+
+def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
+    code = function.__code__
+    walk.add_slot(path, Object(types.FunctionType, id(code)))
+    walk.is_new(code)  # which holds it
+    walk.found.functions.append(function)
+    is_library = is_library_file(code.co_filename)
+    if function is os.getenv:
+        walk.visit_later(os.environ, "os.environ")
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if not walk.is_new_at(cell, name):
+            continue
+        walk.found.cells.append(cell)
+        content = content_of(cell)
+        if content:
+            walk.visit_later(content[0], f"{path}.{name}" if is_library else name)
+        else:
+            walk.add_slot(name, "nothing was assigned yet")
+    for name in ("__defaults__", "__kwdefaults__"):
+        walk.visit_later(getattr(function, name), f"{path}.{name}")
+    visit_dict(walk, vars(function), f"{path}.", attributes=True)
+    if not is_library:
+        _visit_globals(walk, function)
+
+
+def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
+    scope = function.__globals__
+    for chain in globals_used_by(function.__code__):
+        _visit_chain(walk, scope, chain)
+        if chain in _BY_NAME:
+            _visit_plain(walk, scope, "")
+    inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for chain in closures_used_by(function.__code__):
+        cell = inner.get(chain[0])  # none: a variable of the function's own
+        content = () if cell is None else content_of(cell)
+        if content and len(chain) > 1 and isinstance(content[0], types.ModuleType):
+            _visit_chain(walk, vars(content[0]), chain[1:], f"{chain[0]}.")
+    for name in modules_imported_by(function.__code__):
+        if name in sys.modules:
+            walk.visit_later(sys.modules[name], name)
+
+
+def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
+    """A global, and attributes of it as long as it is a module. path: of the scope."""
+    if not path and chain[0] not in scope:  # one of Python's
+        walk.found.dicts.append((scope, chain[:1], ()))
+        scope = vars(builtins)
+    for name in chain:
+        walk.found.dicts.append((scope, (name,), ()))
+        value = scope.get(name, walk)
+        if value is walk:
+            walk.add_slot(path + name, "it is not there")
+            return
+        if not isinstance(value, types.ModuleType):
+            walk.visit_later(value, path + name)
+            return
+        walk.add_slot(path + name, Object(type(value), id(value)))
+        scope, path = vars(value), f"{path}{name}."
+
+
+def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
+    """A module as a value. The program's own may have any attribute read."""
+    walk.add_slot(path, Object(type(module), id(module)))
+    if is_of_program(module):
+        _visit_plain(walk, vars(module), f"{path}.")
+
+
+def _visit_plain(walk: Walk, scope: dict[str, Any], path: str) -> None:
+    """What a module has besides code, any of which may be read."""
+    plain = tuple(k for k, v in scope.items() if not isinstance(v, CODE) and k[:2] != "__")
+    walk.found.dicts.append((scope, plain, ()))
+    walk.pending.extend((scope[name], f"{path}{name}") for name in plain)
+
+
+def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
+    walk.visit_later(method.__self__, f"{path}.__self__")
+    walk.visit_later(method.__func__, path)
+
+
+def visit_builtin(walk: Walk, function: Any, path: str) -> None:
+    walk.add_slot(path, function.__qualname__)
+    if not isinstance(function.__self__, (types.ModuleType, type(None))):
+        walk.visit_later(function.__self__, f"{path}.__self__")
+
+
+def visit_wrapped(walk: Walk, value: Any, path: str) -> None:
+    walk.visit_later(value.__func__, path)
+
+
+def visit_property(walk: Walk, value: property, path: str) -> None:
+    walk.pending.extend((of, path) for of in (value.fget, value.fset) if of is not None)
+
+
+def visit_partial(walk: Walk, value: Any, path: str) -> None:
+    for name in ("func", "args", "keywords"):
+        walk.visit_later(getattr(value, name), f"{path}.{name}")
+
+
+def visit_reference(walk: Walk, value: Any, path: str) -> None:
+    walk.add_probe(f"{path}()", lambda: id(value()))
+    walk.visit_later(value(), f"{path}()")
+
+
+def visit_class(walk: Walk, type_: type, path: str) -> None:
+    """Attributes of the program's own classes; of others which objects they are, and functions of
+    the program's among them."""
+    walk.add_slot(path, Object(type, id(type_)))
+    metaclass: type = type(type_)
+    if isinstance(type_, abc.ABCMeta) and _is_of_program(type_):
+        walk.add_probe(f"{path}#registered", abc.get_cache_token)
+    for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
+        if class_ in (object, type) or not (class_ is type_ or walk.is_new(class_)):
+            continue
+        getattr(class_, "__doc__", None)  # gives it a version
+        walk.found.classes.append(class_)
+        names = [name for name in vars(class_) if name not in _OF_PYTHON]
+        values = [vars(class_)[name] for name in names]
+        if _is_of_program(class_):
+            walk.add_slot(f"{class_.__name__}#attributes", tuple(names))
+            walk.pending.extend(
+                (value, f"{class_.__name__}.{name}") for name, value in zip(names, values, strict=True)
+            )
+        else:
+            walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
+            # Methods that the program has replaced.
+            walk.pending.extend(
+                (value, f"{class_.__name__}.{name}")
+                for name, value in zip(names, values, strict=True)
+                if isinstance(value, types.FunctionType)
+                and not is_library_file(value.__code__.co_filename)
+            )
+
+
+def content_of(cell: Any) -> tuple[Any, ...]:
+    """Empty if nothing is in it."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _is_of_program(class_: type) -> bool:
+    module = sys.modules.get(str(class_.__module__))
+    return class_.__module__ == "__main__" or (module is not None and is_of_program(module))

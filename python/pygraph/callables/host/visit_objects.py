@@ -1,0 +1,112 @@
+"""Tensors and other instances that a callable can reach."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from pygraph.callables.host import probes
+from pygraph.callables.host.visit_code import visit_class
+from pygraph.callables.host.visit_containers import visit_dict, visit_held
+from pygraph.callables.host.walk import Object, Unseen, Walk
+
+# Their inside is PyTorch's compiler's own, and changes while it compiles.
+_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
+_LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurrent", "pygraph")
+
+
+def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
+    walk.add_slot(path, Object(type(tensor), id(tensor)))
+    walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
+    if tensor.layout == torch.strided:
+        layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        walk.add_slot(f"{path}.layout", layout)
+    walk.found.tensors[path] = tensor
+    hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    walk.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
+    if vars(tensor):
+        visit_dict(walk, vars(tensor), f"{path}.", attributes=True)
+    if probes.is_on_host(tensor):
+        walk.add_probe(f"{path}#values", functools.partial(probes.values_of, tensor))
+
+
+def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
+    type_ = type(value)
+    walk.add_slot(f"{path}.__class__", Object(type, id(type_)))
+    if hasattr(type_, "graphed_attributes"):  # a graphed callable inside of this one
+        _visit_graphed(walk, value, path)
+    if isinstance(value, torch.jit.ScriptModule):
+        _visit_script(walk, value, path)
+    if _is_left_alone(type_) and not isinstance(value, torch.nn.Module):
+        flag = probes.flag_of(value)
+        if flag is not None:
+            walk.add_probe(path, flag)
+        walk.add_slot(path, Object(type_, id(value)))
+        return
+    if type_.__module__ != "builtins" and walk.is_new(type_):
+        visit_class(walk, type_, type_.__name__)
+    if isinstance(value, torch.optim.Optimizer):
+        walk.found.optimizers[path] = value
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        walk.found.instances.append(value)
+        _visit_attributes(walk, value, attributes, path)
+    has_slots = _visit_slots(walk, value, path)
+    probe = probes.probe_of(value)
+    if probe is not None:
+        walk.add_probe(path, probe)
+    visit_held(walk, probes.contents_of(value), path)
+    if probe is None and is_opaque and not has_slots and not isinstance(attributes, dict):
+        if hasattr(type_, "__next__"):
+            raise Unseen(f"{path} is an iterator whose place cannot be seen")
+        walk.add_slot(path, Object(type_, id(value)))
+
+
+def _visit_graphed(walk: Walk, value: Any, path: str) -> None:
+    """What the program has stored in its attributes."""
+    names = tuple(value.graphed_attributes())
+    walk.add_probe(f"{path}#attributes", value.graphed_attributes)
+    walk.found.dicts.append((vars(value), names, ()))
+    walk.pending.extend((vars(value)[name], f"{path}.{name}") for name in names)
+    walk.visit_later(value.__wrapped__, path)
+
+
+def _visit_attributes(walk: Walk, value: Any, attributes: dict[str, Any], path: str) -> None:
+    if not walk.is_new_at(attributes, f"{path}.__dict__"):
+        return
+    if isinstance(value, torch.nn.Module):  # with the paths that a program would write
+        for name in ("_parameters", "_buffers", "_modules"):
+            children = attributes.get(name)
+            if isinstance(children, dict) and walk.is_new(children):
+                visit_dict(walk, children, f"{path}.", attributes=True)
+    visit_dict(walk, attributes, f"{path}.", attributes=True)
+
+
+def _visit_script(walk: Walk, module: Any, path: str) -> None:
+    """Its modes and tensors are not among its attributes."""
+    walk.add_probe(f"{path}.training", lambda: tuple(part.training for part in module.modules()))
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
+
+
+def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
+    """Also private ones, whose names have the class's in them."""
+    found = False
+    for class_ in type(value).__mro__:
+        if "__slots__" not in vars(class_):
+            continue
+        for name, member in list(vars(class_).items()):
+            if isinstance(member, types.MemberDescriptorType):
+                found = True
+                get = functools.partial(probes.slot_of, value, member)
+                walk.add_probe(f"{path}.{name}", functools.partial(probes.key_of, get))
+                visit_held(walk, [get()], f"{path}.{name}")
+    return found
+
+
+def _is_left_alone(type_: type) -> bool:
+    module = str(type_.__module__)
+    return any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE)

@@ -1,0 +1,77 @@
+"""The state of a walk (reachable.py): what is still to be visited, what was met, what was found."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Unseen(RuntimeError):
+    """What a callable reaches cannot be looked at: it is too much, or does not tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+    """What is at a place and cannot be compared by value."""
+
+    type: type
+    id: int
+
+
+class Reachable:
+    """What a walk has found (reachable.py)."""
+
+    def __init__(self) -> None:
+        # By path: what is there, and functions that tell what is there.
+        self.slots: list[tuple[str, Any]] = []
+        self.probes: list[tuple[str, Callable[[], Any]]] = []
+        # Each with the keys that are watched, or None for all; and with keys that are left out of all.
+        self.dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = []
+        self.lists: list[list[Any]] = []
+        self.cells: list[Any] = []  # of closures
+        self.functions: list[types.FunctionType] = []
+        self.instances: list[Any] = []
+        self.classes: list[type] = []
+        self.tensors: dict[str, torch.Tensor] = {}  # by path
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
+        self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
+
+
+class Walk:
+    """Breadth first, so that paths are short. unwatched: see ``reachable_from``."""
+
+    def __init__(self, unwatched: frozenset[tuple[int, str]]) -> None:
+        self.found = Reachable()
+        self.unwatched = unwatched
+        self.pending: collections.deque[tuple[Any, str]] = collections.deque()
+        self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
+        self._met: list[Any] = []  # holds them, so that identities stay theirs
+
+    def visit_later(self, value: Any, path: str) -> None:
+        self.pending.append((value, path))
+
+    def is_new(self, value: Any) -> bool:
+        """Whether it is met for the first time."""
+        if id(value) in self._numbers:
+            return False
+        self._numbers[id(value)] = len(self._met)
+        self._met.append(value)
+        return True
+
+    def is_new_at(self, value: Any, path: str) -> bool:
+        """As ``is_new``. If it was met before, adds a slot that says where."""
+        if self.is_new(value):
+            return True
+        self.add_slot(path, ("met", self._numbers[id(value)]))
+        return False
+
+    def add_slot(self, path: str, what: Any) -> None:
+        self.found.slots.append((path, what))
+
+    def add_probe(self, path: str, probe: Callable[[], Any]) -> None:
+        self.found.probes.append((path, probe))

@@ -1,0 +1,60 @@
+"""What a callable reads besides its arguments, as observed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph import runtime
+from pygraph.callables.host.host_state import HostState
+from pygraph.callables.observation import Gradient
+from pygraph.callables.rates import Rated, Rates
+
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+
+@dataclasses.dataclass(eq=False)
+class Surroundings:
+    """host: the host's state. state: memory that the callable uses and that is not passed. gradients:
+    of all tensors that a backward may set. followed: groups of optimizers whose learning rates are
+    inputs. fused: groups of fused optimizers.
+
+    tensors: those that a backward may set the gradients of. made, cleared: those whose gradients the
+    callable makes, or sets to None.
+    """
+
+    host: HostState
+    state: _engine.State
+    gradients: list[Gradient]
+    followed: list[Rated]
+    fused: list[dict[str, Any]]
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.rates = Rates(self.followed, self.device)
+        self.tensors = [gradient.tensor for gradient in self.gradients]
+        self.made = [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
+        self.cleared = [gradient.tensor for gradient in self.gradients if gradient.after == "none"]
+        self._used = [gradient.tensor for gradient in self.gradients if gradient.is_used]
+
+    def used_gradients(self) -> list[torch.Tensor]:
+        """Gradients from before that the callable uses, as they are now."""
+        return runtime.engine().gradients_of(self._used) if self._used else []
+
+    def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        self.host.restore_if_changed()
+
+    def owners(self) -> dict[int, list[torch.Tensor]]:
+        """By storage of the state: the program's tensors that have it."""
+        found = [t for t in self.host.found.tensors.values() if t.layout == torch.strided]
+        by_address: dict[int, list[torch.Tensor]] = {}
+        for tensor in found:
+            by_address.setdefault(runtime.engine().flat_tensor(tensor).data_ptr(), []).append(tensor)
+        numbered = enumerate(tensor.data_ptr() for tensor in self.state.tensors())
+        return {i: by_address[address] for i, address in numbered if address in by_address}
