@@ -124,6 +124,7 @@ bool ArgumentForm::add_leaf(PyObject* leaf, std::vector<PyObject*>& tensors) {
     nodes_.push_back({Kind::kTensor, type, known - tensors.begin()});
     nodes_.back().requires_grad = THPVariable_Unpack(leaf).requires_grad();
     nodes_.back().has_gradient = has_gradient(leaf);
+    nodes_.back().is_inference = THPVariable_Unpack(leaf).is_inference();
     if (known == tensors.end()) tensors.push_back(leaf);
     return tensors.size() <= kMostTensors && !has_attributes(leaf);
   }
@@ -214,6 +215,7 @@ bool ArgumentForm::visit_tensor(const Node& node, PyObject* tensor, Found& found
   if (number != node.number) return false;
   if (THPVariable_Unpack(tensor).requires_grad() != node.requires_grad) return false;
   if (has_gradient(tensor) != node.has_gradient) return false;
+  if (THPVariable_Unpack(tensor).is_inference() != node.is_inference) return false;
   return number < PyList_GET_SIZE(tensors) || PyList_Append(tensors, tensor) == 0;
 }
 

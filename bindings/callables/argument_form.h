@@ -43,6 +43,7 @@ class ArgumentForm {
     Py_ssize_t number = 0;             // elements of a container; which of the tensors
     bool requires_grad = false;        // of a tensor
     bool has_gradient = false;         // of a tensor
+    bool is_inference = false;         // of a tensor
     pybind11::object value{};          // of a value; a tuple of a dictionary's keys
     const PyObject* object = nullptr;  // which object; not to be followed
   };

@@ -8,6 +8,7 @@
 #include "callables/gradients.h"
 #include "callables/host_watch.h"
 #include "callables/modes.h"
+#include "callables/saved_tensor_hooks.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
 #include "conversions.h"
@@ -160,6 +161,9 @@ void bind_gradients(py::module_& m) {
       throw py::type_error("not a list or a tuple");
     }
     if (!set_gradients(tensors.ptr(), values.ptr(), first)) throw py::error_already_set();
+  });
+  m.def("remove_saved_tensors_hooks", [](const py::object& pack, bool with_others) {
+    return remove_saved_tensors_hooks(pack.ptr(), with_others);
   });
   m.def("clear_gradients", [](const py::list& tensors) {
     if (!clear_gradients(tensors.ptr())) throw py::error_already_set();

@@ -2,6 +2,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include <thread>
+
 #include "record/memory_reports.h"
 #include "record/node_count.h"
 
@@ -12,8 +14,13 @@ thread_local AddressSpace* t_space = nullptr;
 
 class Observer : public MemoryReports {
  public:
-  Observer(const Driver& driver, CUstream stream, Range range, std::shared_ptr<AllocationLog> log)
-      : driver_(driver), stream_(stream), range_(range), log_(std::move(log)) {}
+  Observer(const Driver& driver, CUstream stream, Range range, std::shared_ptr<AllocationLog> log,
+           std::shared_ptr<std::vector<uint64_t>> allocated_here)
+      : driver_(driver),
+        stream_(stream),
+        range_(range),
+        log_(std::move(log)),
+        allocated_here_(std::move(allocated_here)) {}
 
   // Called under the allocator's lock: must not allocate from it, throw, or take Python's lock.
   void reportMemoryUsage(void* pointer, int64_t size, size_t /*total_allocated*/,
@@ -22,6 +29,11 @@ class Observer : public MemoryReports {
     if (!range_.contains(address)) return;
     if (size > 0) {
       log_->allocate(address, static_cast<uint64_t>(size), nodes());
+      if (std::this_thread::get_id() == thread_) {
+        allocated_here_->push_back(address);
+      } else {
+        std::erase(*allocated_here_, address);  // where it was freed before
+      }
     } else {
       log_->free(address, nodes());
     }
@@ -35,6 +47,8 @@ class Observer : public MemoryReports {
   CUstream stream_;
   Range range_;
   std::shared_ptr<AllocationLog> log_;
+  std::shared_ptr<std::vector<uint64_t>> allocated_here_;
+  std::thread::id thread_ = std::this_thread::get_id();
   uint32_t node_count_ = 0;
 };
 
@@ -42,8 +56,9 @@ class Observer : public MemoryReports {
 
 AllocationScope::AllocationScope(const Driver& driver, CUstream stream, AddressSpace& space)
     : log_(std::make_shared<AllocationLog>()),
+      allocated_here_(std::make_shared<std::vector<uint64_t>>()),
       guard_(c10::DebugInfoKind::PROFILER_STATE,
-             std::make_shared<Observer>(driver, stream, space.range(), log_)) {
+             std::make_shared<Observer>(driver, stream, space.range(), log_, allocated_here_)) {
   t_space = &space;
 }
 

@@ -8,7 +8,9 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "pygraph/address_space.h"
 
@@ -25,9 +27,13 @@ class AllocationScope {
   AllocationScope& operator=(const AllocationScope&) = delete;
 
   const AllocationLog& log() const { return *log_; }
+  // Addresses that the constructing thread itself has allocated. (PyTorch hands the report on to
+  // threads that work for this one: autograd's.)
+  const std::vector<uint64_t>& allocated_here() const { return *allocated_here_; }
 
  private:
   std::shared_ptr<AllocationLog> log_;
+  std::shared_ptr<std::vector<uint64_t>> allocated_here_;
   c10::DebugInfoGuard guard_;
 };
 

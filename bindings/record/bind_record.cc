@@ -4,6 +4,7 @@
 
 #include "bind.h"
 #include "conversions.h"
+#include "record/own_kernels.h"
 #include "record/recording_pair.h"
 
 namespace py = pybind11;
@@ -42,6 +43,9 @@ std::vector<Range> ranges_of(const std::vector<std::pair<uint64_t, uint64_t>>& p
 void bind_record(py::module_& m) {
   m.def("new_stream", &new_stream, py::call_guard<py::gil_scoped_release>());
   m.def("free_pool", &free_pool, py::call_guard<py::gil_scoped_release>());
+  m.def("has_own_kernels", [](const std::string& name, const std::string& overload) {
+    return has_own_kernels(c10::OperatorName(name, overload));
+  });
   py::class_<RecordingPair>(m, "RecordingPair")
       .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
         return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),

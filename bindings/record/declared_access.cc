@@ -9,6 +9,7 @@
 
 #include "record/node_count.h"
 #include "record/operator_schema.h"
+#include "record/own_kernels.h"
 #include "torch_private/torch_cuda.h"
 
 namespace pygraph::bindings {
@@ -113,6 +114,11 @@ void declare_kernel(const Recording& recording, Node& node, const ParameterAcces
   node.writes = std::move(writes);
 }
 
+bool is_still_pytorchs(const at::RecordFunction& function) {
+  const auto name = function.operator_name();
+  return name.has_value() && has_own_kernels(*name);
+}
+
 }  // namespace
 
 OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space,
@@ -144,7 +150,8 @@ RecordedOperators OperatorLog::take() {
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
   if (t_log == nullptr || !is_operator(function)) return nullptr;
   const int depth = t_log->depth_++;
-  t_log->tables_.enter(function.name());
+  t_log->tables_.enter(function.name(),
+                       !TableLog::is_listed(function.name()) || is_still_pytorchs(function));
   const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
   try {
     t_log->enter_any(function, depth);

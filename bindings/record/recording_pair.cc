@@ -92,6 +92,7 @@ void RecordingPair::end() {
     uses_fft_plans_ |= operators_.uses_fft_plans;
     scratch_ = workspaces_->stand_ins();
     halves_[current_].log = scope_->log();
+    workspaces_->note_own(scope_->allocated_here());
   }
   operator_log_.reset();
   scope_.reset();

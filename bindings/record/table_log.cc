@@ -24,19 +24,20 @@ constexpr std::array<std::string_view, 3> kListed = {"aten::_foreach_norm", "ate
 // In place of a count that the driver has not given: behind all nodes, so no copy is a table.
 constexpr uint32_t kUnknown = std::numeric_limits<uint32_t>::max();
 
-bool is_listed(std::string_view name) {
+}  // namespace
+
+bool TableLog::is_listed(std::string_view name) {
   return std::ranges::find(kListed, name) != kListed.end();
 }
 
-}  // namespace
-
 // Below a mode or a subclass of Python's, PyTorch reports "PythonDispatchMode" or "PythonSubclass":
-// then the program's code runs inside of the operator, and may copy what it likes.
-void TableLog::enter(std::string_view name) {
-  if (depth_ > 0 && !name.starts_with("aten::")) is_trusted_ = false;
+// then the program's code runs inside of the operator, and may copy what it likes. So may a kernel
+// that a library has put in the place of PyTorch's.
+void TableLog::enter(std::string_view name, bool is_own) {
+  if (depth_ > 0 && !(name.starts_with("aten::") && is_own)) is_trusted_ = false;
   if (!is_listed(name) || depth_++ > 0) return;
   first_ = count_nodes(driver_, stream_, kUnknown);
-  is_trusted_ = true;
+  is_trusted_ = is_own;
 }
 
 // PyTorch frees its pinned memory within the operator. It reuses none of what was allocated in a

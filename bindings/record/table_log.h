@@ -15,11 +15,15 @@ class TableLog {
  public:
   TableLog(const Driver& driver, CUstream stream) : driver_(driver), stream_(stream) {}
 
-  // `name` is as PyTorch reports it, also of what is no operator.
-  void enter(std::string_view name);
+  // `name` is as PyTorch reports it, also of what is no operator. `is_own`: whether a listed
+  // operator's kernels are PyTorch's own.
+  void enter(std::string_view name, bool is_own = true);
   // When the operator has ended, and nothing else has begun.
   void leave(std::string_view name) noexcept;
   std::vector<HostTable> take() { return std::move(tables_); }
+
+  // Whether an operator's copies may be tables.
+  static bool is_listed(std::string_view name);
 
  private:
   const Driver& driver_;

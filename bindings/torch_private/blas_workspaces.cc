@@ -47,7 +47,8 @@ uint64_t address_of(const at::DataPtr& memory) {
   return address_of(memory.first);
 }
 
-// Of this thread, which no other uses while it runs, as far as recordings have shown them.
+// Of this thread, which no other uses while it runs, as far as recordings have shown them. A handle
+// is the thread's that made it, and so that which allocates the handle's workspaces.
 std::set<void*>& own_handles() {
   thread_local std::set<void*> handles;
   return handles;
@@ -68,9 +69,19 @@ RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
         ++it;
         continue;
       }
-      own_handles().insert(std::get<0>(it->first));
       freed.push_back(std::move(it->second));
       it = all->map.erase(it);
+    }
+  }
+}
+
+void RecordedBlasWorkspaces::note_own(const std::vector<uint64_t>& allocated_here) {
+  for (BlasWorkspaces* all : workspaces()) {
+    const std::shared_lock lock(all->mutex);
+    for (const auto& [key, memory] : all->map) {
+      const bool is_own =
+          std::ranges::find(allocated_here, address_of(memory)) != allocated_here.end();
+      if (is_own) own_handles().insert(std::get<0>(key));
     }
   }
 }

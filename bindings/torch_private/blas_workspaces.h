@@ -45,6 +45,9 @@ class RecordedBlasWorkspaces {
   explicit RecordedBlasWorkspaces(Range stand_ins);
   // Frees the recording's workspaces.
   ~RecordedBlasWorkspaces();
+  // Which handles of cuBLAS are this thread's: those whose workspaces it has allocated itself.
+  // (Autograd's threads have handles of their own, with which they work for other threads, too.)
+  void note_own(const std::vector<uint64_t>& allocated_here);
   // Addresses of the recording's workspaces so far.
   std::vector<uint64_t> stand_ins() const;
   RecordedBlasWorkspaces(const RecordedBlasWorkspaces&) = delete;

@@ -37,39 +37,34 @@ partitions: weakref.WeakSet[AnyPartition] = weakref.WeakSet()
 
 # One recording at a time in the process. Taken without waiting: who finds it busy runs uncaptured.
 class RecordLock:
-    """A lock that knows which thread has acquired it. Any thread may release it."""
+    """Is taken by a thread, or for the contexts of ``uncaptured``. That is one step, which stores the
+    owner, too: an interrupt comes before it or after it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
+        self._owners: dict[None, int] = {}  # one at most
 
-    def acquire(self, blocking: bool = True) -> bool:
-        if not self._lock.acquire(blocking):
+    def take(self, undo: Undo) -> bool:
+        """False if it is taken, by whomever. Released by the step that is added to ``undo``."""
+        owner = threading.get_ident()
+        if self._owners.get(None) == owner:
             return False
-        self._owner = threading.get_ident()
-        return True
+        undo.append(functools.partial(self.release, owner))
+        return self.acquire(owner)
 
-    def release(self) -> None:
-        self._owner = None
-        self._lock.release()
+    def acquire(self, owner: int) -> bool:
+        return self._owners.setdefault(None, owner) == owner
+
+    def release(self, owner: int) -> None:
+        """Nothing happens if another one has it."""
+        if self._owners.get(None) == owner:
+            self._owners.clear()
 
     def locked(self) -> bool:
-        return self._lock.locked()
+        return bool(self._owners)
 
     def is_held_here(self) -> bool:
-        """Whether this thread has acquired it."""
-        return self._owner == threading.get_ident()
-
-    def forget_other_threads(self) -> None:
-        """In a forked process: another thread's lock, which nobody would release, is free."""
-        if not self.is_held_here():
-            self.__init__()  # type: ignore[misc]
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+        """Whether this thread has taken it."""
+        return self._owners.get(None) == threading.get_ident()
 
 
 record_lock = RecordLock()
@@ -162,14 +157,10 @@ def harmless(doing: str) -> Iterator[None]:
 _compared = threading.local()  # `is_call`: the thread makes a call whose outputs are compared
 
 
-@contextlib.contextmanager
-def comparing() -> Iterator[None]:
-    """Around an uncaptured call whose outputs are compared with a replay's."""
+def begin_comparing(undo: Undo) -> None:
+    """Before an uncaptured call whose outputs are compared with a replay's."""
+    undo.append(functools.partial(setattr, _compared, "is_call", False))
     _compared.is_call = True
-    try:
-        yield
-    finally:
-        _compared.is_call = False
 
 
 def is_compared() -> bool:
@@ -183,27 +174,19 @@ class OthersDraw(RuntimeError):
     for. A later call may be recorded."""
 
 
-@contextlib.contextmanager
-def drawing() -> Iterator[None]:
-    """For uncaptured runs of functions that may draw random numbers. Waits while another thread
-    captures.
+def begin_drawing(undo: Undo) -> None:
+    """Before uncaptured runs of functions that may draw random numbers, until the steps are made that
+    it adds to ``undo``. Waits while another thread captures.
 
     A thread that is part of a capture does not wait, because the capture may be waiting for it.
     """
     if _is_part_of_a_capture():
-        yield
         return
     lock = drawing_lock()
     if _is_owned(lock):
-        yield
         return
-    undo: Undo = []
-    try:
-        undo.append(functools.partial(release, lock))
-        lock.acquire(timeout=LONGEST_CAPTURE)
-        yield
-    finally:
-        settle(undo)
+    undo.append(functools.partial(release, lock))
+    lock.acquire(timeout=LONGEST_CAPTURE)
 
 
 def _is_part_of_a_capture() -> bool:
@@ -212,22 +195,12 @@ def _is_part_of_a_capture() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """For captures, of which there is one at a time: no other thread is in ``drawing()``.
-
-    Raises OthersDraw where one stays there.
-    """
-    undo: Undo = []
-    try:
-        begin_capturing(undo)
-        yield
-    finally:
-        settle(undo)
-
-
 def begin_capturing(undo: Undo) -> None:
-    """As ``capturing``, until the steps are made that it adds to ``undo``."""
+    """Before a capture, of which there is one at a time: until the steps are made that it adds to
+    ``undo``, no other thread runs what may draw.
+
+    Raises OthersDraw where one goes on with that.
+    """
     if _is_owned(_locks_lock):
         return  # inside of a capture of this thread
     end = time.monotonic() + _LONGEST_DRAWING
@@ -250,7 +223,7 @@ def _is_owned(lock: Any) -> bool:
 
 
 def drawing_lock() -> Any:
-    """The thread's, which it holds while it is in ``drawing()``."""
+    """The thread's, which it holds while it runs what may draw."""
     lock = getattr(_own, "lock", None)
     if lock is None:
         lock = threading.RLock()
@@ -266,26 +239,39 @@ def _add_lock(lock: Any, undo: Undo) -> None:
     _locks.add(lock)
 
 
-_pauses = 0  # contexts of `uncaptured` that have been entered
-_pauses_hold_lock = False
+class _Pause:
+    """A context of ``uncaptured``."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+_pauses: set[_Pause] = set()  # that have been entered
+_FOR_PAUSES = 0  # the owner of the record lock; no thread's number
 _POLL_SECONDS = 1e-3
 _pauses_lock = threading.Lock()
 
 
-def _try_to_pause(pause: Callable[[bool], None]) -> bool:
-    """Counts a context; False while another thread records. (Nobody waits for that with the lock of the
-    count, which the function that is being recorded may want.)"""
-    global _pauses, _pauses_hold_lock
+def _try_to_pause(entered: _Pause, pause: Callable[[bool], None]) -> bool:
+    """Notes a context; False while another thread records. (Nobody waits for that with the lock of the
+    contexts, which the function that is being recorded may want.)"""
     with _pauses_lock:
-        if _pauses == 0:
+        if not _pauses:
             # A function that is being recorded, verified or timed may be what enters the context.
-            is_held_here = record_lock.is_held_here()
-            if not is_held_here and not record_lock.acquire(blocking=False):
+            if not record_lock.is_held_here() and not record_lock.acquire(_FOR_PAUSES):
                 return False
-            _pauses_hold_lock = not is_held_here
             pause(True)
-        _pauses += 1
+        _pauses.add(entered)
         return True
+
+
+def _end_pause(entered: _Pause, pause: Callable[[bool], None]) -> None:
+    """A step. The context has perhaps not been entered."""
+    with _pauses_lock:
+        _pauses.discard(entered)
+        if not _pauses:
+            pause(False)
+            record_lock.release(_FOR_PAUSES)
 
 
 @contextlib.contextmanager
@@ -296,31 +282,32 @@ def uncaptured() -> Iterator[None]:
     Contexts may be nested, and several threads may be in one. Entering waits until no other thread
     records. Thread-safe.
     """
-    global _pauses
     try:
         pause = engine().pause
     except ImportError:  # it does not fit this PyTorch, so nothing is ever captured
         yield
         return
-    while not _try_to_pause(pause):
-        time.sleep(_POLL_SECONDS)
+    undo: Undo = []
     try:
+        entered = _Pause()
+        undo.append(functools.partial(_end_pause, entered, pause))
+        while not _try_to_pause(entered, pause):
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
-        with _pauses_lock:
-            _pauses -= 1
-            if _pauses == 0:
-                pause(False)
-                if _pauses_hold_lock:
-                    record_lock.release()
+        settle(undo)
 
 
 def _forget_other_threads() -> None:
     """Replaces locks in a forked process, where other threads do not exist: a lock that one of them
     held would never be released."""
     global _locks_lock, _pauses_lock
-    record_lock.forget_other_threads()
     _pauses_lock = threading.Lock()  # never held by a thread that forks
+    here = threading.get_ident()
+    for entered in [entered for entered in _pauses if entered.thread != here]:
+        _end_pause(entered, engine().pause)
+    if not record_lock.is_held_here() and not _pauses:
+        record_lock.__init__()  # type: ignore[misc]
     if not _locks_lock._is_owned():  # type: ignore[attr-defined]
         _locks_lock = threading.RLock()
     own = getattr(_own, "lock", None)

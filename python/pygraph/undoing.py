@@ -26,8 +26,12 @@ def undoing(body: Callable[[Undo], _T]) -> _T:
     finally:
         try:
             settle(undo)
-        except BaseException:
-            settle(undo)  # if the interrupt came at its beginning
+        except BaseException:  # an interrupt, at its beginning perhaps; and here another one
+            try:
+                settle(undo)
+            except BaseException:
+                settle(undo)
+                raise
             raise
 
 

@@ -1,5 +1,6 @@
 // Words that differ between the recordings and are no address of a symbol: computed from addresses,
 // or padding.
+#include <algorithm>
 #include <array>
 #include <functional>
 
@@ -29,6 +30,7 @@ class ComputedWordsTest : public DeviceTest {
   }
   std::string outcome(const Computation& computation) {
     TwoRecordings recordings = record_twice(device, {kBytes, 3 * kBytes, kBytes, 100}, computation);
+    spaces = {recordings.space_a->range(), recordings.space_b->range()};
     recordings.first.operators[0].is_foreign = is_foreign;
     recordings.second.operators[0].is_foreign = is_foreign;
     try {
@@ -42,7 +44,21 @@ class ComputedWordsTest : public DeviceTest {
   static void expect_refused(const std::string& outcome) {
     EXPECT_EQ(outcome.find("refused: operator aten::test, node 0, kernel add"), 0) << outcome;
   }
-  bool is_foreign = false;  // whether the operator is not PyTorch's own
+  // In a struct, where half an address, say, may lie in the stand-ins of the other recording: it
+  // is left to the verification then.
+  void expect_found(const std::function<uint64_t(std::span<const uint64_t>)>& compute) {
+    uint64_t word = 0;  // of the second recording
+    const std::string found = in_struct([&](auto in) { return word = compute(in); });
+    const bool is_stand_in =
+        std::ranges::any_of(spaces, [&](const Range& space) { return space.contains(word); });
+    if (is_stand_in) {
+      EXPECT_EQ(found, "0 noise, 1 unexplained");
+    } else {
+      expect_refused(found);
+    }
+  }
+  std::array<Range, 2> spaces;  // of the recordings
+  bool is_foreign = false;      // whether the operator is not PyTorch's own
 };
 
 TEST_F(ComputedWordsTest, DifferencesOfAddresses) {
@@ -59,11 +75,11 @@ TEST_F(ComputedWordsTest, DifferencesOfAddresses) {
 
 TEST_F(ComputedWordsTest, AddressesInOtherUnits) {
   for (const uint64_t scale : {2, 4, 8, 16}) {
-    expect_refused(in_struct([&](auto in) { return in[2] / scale; }));
+    expect_found([&](auto in) { return in[2] / scale; });
   }
-  expect_refused(in_struct([](auto in) { return -in[0]; }));
+  expect_found([](auto in) { return -in[0]; });
   is_foreign = true;
-  expect_refused(in_struct([](auto in) { return in[0] + in[2]; }));
+  expect_found([](auto in) { return in[0] + in[2]; });
 }
 
 // Sizes that an earlier function has left on the stack differ like addresses of small buffers.

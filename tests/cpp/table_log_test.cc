@@ -88,6 +88,23 @@ TEST_F(TableLogTest, WhatTheProgramCopiesInsideOfAnOperatorIsNoTable) {
   }
 }
 
+TEST_F(TableLogTest, WhatAReplacedKernelCopiesIsNoTable) {
+  const std::vector<uint32_t> found = positions([&](bindings::TableLog& log) {
+    log.enter("aten::_foreach_norm", /*is_own=*/false);
+    copy();
+    log.leave("aten::_foreach_norm");
+    log.enter("aten::_foreach_max");
+    log.enter("aten::_foreach_norm", /*is_own=*/false);
+    copy();
+    log.leave("aten::_foreach_norm");
+    log.leave("aten::_foreach_max");
+    log.enter("aten::_foreach_max");
+    copy();
+    log.leave("aten::_foreach_max");
+  });
+  EXPECT_EQ(found, (std::vector<uint32_t>{2}));
+}
+
 TEST_F(TableLogTest, TheBytesAreThoseAtTheOperatorsEnd) {
   positions([&](bindings::TableLog& log) {
     log.enter("aten::_foreach_norm");

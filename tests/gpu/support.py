@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 import pygraph
 from pygraph import runtime
+from pygraph.undoing import Undo, settle
 
 # Runs a test twice: with graphs that are used as soon as they are verified, and with what users get.
 also_as_shipped = pytest.mark.parametrize(
@@ -71,9 +71,15 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-def uncaptured() -> threading.Lock:
-    """A context in which PyGraph records nothing: programs run the same compiled code, uncaptured."""
-    return runtime.record_lock
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """PyGraph records nothing in this context: programs run the same compiled code, uncaptured."""
+    undo: Undo = []
+    try:
+        assert runtime.record_lock.take(undo)
+        yield
+    finally:
+        settle(undo)
 
 
 @contextmanager

@@ -255,7 +255,7 @@ def test_watching_a_call_holds_nothing_that_it_frees() -> None:
     args = [randn(8 * mib) for _ in range(count)]  # of 32 MiB
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    watch = Watch(args, 0)
+    watch = Watch(args, 0, [])
     results = [args.pop().add_(1) if len(args) == 3 else args.pop() * 2 for _ in range(count)]
     assert watch.mutated() == {2}
     assert len(results) == count

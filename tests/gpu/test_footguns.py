@@ -56,6 +56,48 @@ def test_code_on_the_host_inside_of_an_operator_runs_at_capture_and_never_again(
     assert _host_calls == before
 
 
+def test_a_graph_of_the_programs_own_that_is_captured_meanwhile_keeps_its_random_numbers() -> None:
+    """Before PyTorch 2.15 all captures share the default generator's state: a recording is left to a
+    later call then."""
+    model = compiled(lambda x: x.exp() * 2)
+    x = randn(256, 256)
+    has_drawn, may_go_on = threading.Event(), threading.Event()
+    graph, drawn = torch.cuda.CUDAGraph(), []
+    errors: list[BaseException] = []
+
+    def capture() -> None:
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                drawn.append(torch.rand(1000, device="cuda"))
+                has_drawn.set()
+                may_go_on.wait(60)
+                drawn.append(torch.rand(1000, device="cuda"))
+        except BaseException as error:
+            errors.append(error)
+            has_drawn.set()
+
+    with torch.no_grad():
+        model(x)
+        thread = threading.Thread(target=capture)
+        thread.start()
+        try:
+            has_drawn.wait(60)
+            for _ in range(3):
+                torch.testing.assert_close(model(x), x.exp() * 2)
+        finally:
+            may_go_on.set()
+            thread.join()
+        assert errors == [] and refusals() == []
+        torch.manual_seed(1)
+        expected = [torch.rand(1000, device="cuda") for _ in range(2)]
+        torch.manual_seed(1)
+        graph.replay()
+        assert all(map(torch.equal, drawn, expected))
+        for _ in range(3):
+            model(x)
+    assert len(captured()) == 1
+
+
 def test_a_thread_that_draws_during_a_recording_gets_pytorchs_error() -> None:
     _errors.clear()
     model = compiled(lambda x: draws_elsewhere(x) * 2)

@@ -143,3 +143,27 @@ def test_a_copy_from_the_programs_pinned_memory_is_no_table() -> None:
         host.fill_(i)
         x = randn(16)
         assert torch.equal(graphed(x), x + i), (i, pygraph.stats())
+
+
+@torch.no_grad()
+def test_what_a_replaced_kernel_copies_is_no_table() -> None:
+    """A library's kernel in the place of PyTorch's copies something else, which changes."""
+    factor = torch.ones(64).pin_memory()
+
+    def norms(tensors: Tensors, order: float = 2, dtype: Any = None) -> list[torch.Tensor]:
+        scale = factor.to("cuda", non_blocking=True).sum()
+        return [torch.linalg.vector_norm(tensor) * scale for tensor in tensors]
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_foreach_norm.Scalar", norms, "CUDA")
+    try:
+        model = compiled(lambda x, y: [norm * 2 for norm in torch._foreach_norm([x, y])])
+        tensors = randn(300), randn(70_000)
+        for number in range(10):
+            torch.cuda.synchronize()
+            factor.fill_(number + 1.0)
+            expected = [torch.linalg.vector_norm(t) * (64 * (number + 1)) * 2 for t in tensors]
+            torch.testing.assert_close(model(*tensors), expected)
+        assert refusals() or uncapturable.names()
+    finally:
+        library._destroy()

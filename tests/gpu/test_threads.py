@@ -16,6 +16,7 @@ from pygraph import runtime
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
+from pygraph.undoing import Undo, undoing
 
 from .support import assert_same, captured, compiled, randn, refusals, watchdog
 
@@ -120,12 +121,15 @@ def test_a_thread_that_draws_for_long_gets_no_error_from_a_recording() -> None:
     begun, may_end = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
+    def draw_on(undo: Undo) -> None:
+        runtime.begin_drawing(undo)
+        while not may_end.wait(0.001):
+            torch.rand(16, device="cuda")
+            begun.set()
+
     def draw() -> None:
         try:
-            with runtime.drawing():
-                while not may_end.wait(0.001):
-                    torch.rand(16, device="cuda")
-                    begun.set()
+            undoing(draw_on)
         except BaseException as error:
             errors.append(error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.options import Options
 from pygraph.partition import audit_replay, pipeline
 from pygraph.partition.attempt import Attempt
@@ -135,7 +134,7 @@ class World:
         verify_on_the_cpu(monkeypatch)
         for owner, name, value in (
             (runtime, "engine", lambda: self.engine),
-            (torch.cuda, "device", lambda index: contextlib.nullcontext()),
+            (current, "use_device", lambda index, undo: None),
             (torch.cuda, "default_generators", (self.default_generator,)),
             (audit_replay, "_free_bytes", lambda: self.free_bytes),
             (audit_replay, "_kept_bytes", lambda: 0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 from torch._dynamo import eval_frame
 
 from pygraph import runtime, torch_patches
+from pygraph.gpu import current
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import selection, state
 
@@ -84,6 +84,6 @@ def told_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         add_graph=lambda callable, graph, most, calls: [],
     )
     monkeypatch.setattr(runtime, "engine", lambda: engine)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(current, "use_device", lambda index, undo: None)
     monkeypatch.setattr(ObservedEffects, "watched_call", lambda self, args, run: (run(args), ""))
     return told

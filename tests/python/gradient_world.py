@@ -20,8 +20,9 @@ from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
 
 from . import graphed_world
+from .contexts import comparing
 from .frozen_world import _Tape
-from .graphed_world import Replaying, assert_equal
+from .graphed_world import Replaying, assert_equal, version
 
 _COMPARED = 4  # the last call that is compared
 
@@ -51,7 +52,7 @@ class Partition(Replaying):
         layout = self.layouts.setdefault(key, _Layout())
         layout.calls += 1
         self.calls += 1
-        if layout.calls == 1 or layout.is_refused or runtime._pauses > 0:
+        if layout.calls == 1 or layout.is_refused or runtime._pauses:
             return self.function(inputs)
         if layout.tape is None:
             try:
@@ -92,11 +93,11 @@ class Partition(Replaying):
 
     def verify(self, inputs: list[Any], before: list[Any], replayed: Sequence[Any]) -> Sequence[Any]:
         kept = list(inputs)
-        versions = [x._version for x in kept]
-        with runtime.comparing():
+        versions = [version(x) for x in kept]
+        with comparing():
             outputs = self.function(inputs)
         pairs = enumerate(zip(kept, versions, strict=True))
-        self.written |= {i for i, (a, version) in pairs if a._version != version}
+        self.written |= {i for i, (a, old) in pairs if version(a) != old}
         assert_equal([*outputs, *kept], [*replayed, *before])
         return outputs
 

@@ -23,6 +23,8 @@ _HANDLES_SIGNALS = {
     for name in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
     if name in dis.opmap
 }
+# Python 3.11's, where they jump.
+_HANDLES_SIGNALS_BACK = {code for name, code in dis.opmap.items() if "JUMP_BACKWARD_IF" in name}
 
 Moment = tuple[str, str, int]  # file, function, instruction
 
@@ -42,7 +44,10 @@ def _handler_of(code: CodeType, instruction: int) -> int | None:
 def _is_moment(code: CodeType, last: int, at: int) -> bool:
     """Whether an interrupt may come between two instructions of a frame. (Python raises it at the first
     one of them: not if only the second one, a ``return``, is outside of its ``try``.)"""
-    if last < 0 or code.co_code[last] not in _HANDLES_SIGNALS:
+    if last < 0:
+        return False
+    is_jump_back = code.co_code[last] in _HANDLES_SIGNALS_BACK and at < last
+    if code.co_code[last] not in _HANDLES_SIGNALS and not is_jump_back:
         return False
     return _handler_of(code, last) == _handler_of(code, at)
 
@@ -56,10 +61,12 @@ def _is_own(frame: FrameType) -> bool:
 
 
 class Moments:
-    """Those that come while ``run`` runs something, in order. Raises ``error`` at one of them."""
+    """Those that come while ``run`` runs something, in order. Raises ``error`` at one of them, and
+    ``again`` so many moments later."""
 
-    def __init__(self, at: int = -1, error: BaseException | None = None) -> None:
+    def __init__(self, at: int = -1, error: BaseException | None = None, again: int = 0) -> None:
         self.seen: list[Moment] = []
+        self._raises_at = {at, at + again}
         self._at = at
         self._error = error
         self._last: dict[FrameType, int] = {}  # the instruction of each frame
@@ -93,7 +100,7 @@ class Moments:
             self._last[frame] = at
             if _is_moment(code, last, at):
                 self.seen.append((code.co_filename, code.co_qualname, at))
-                if len(self.seen) - 1 == self._at:
+                if len(self.seen) - 1 in self._raises_at:
                     assert self._error is not None
                     raise self._error
         return self._step

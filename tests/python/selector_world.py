@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.partition import timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
@@ -85,7 +83,7 @@ class World:
         monkeypatch.setattr(timed_calls, "timed", self._timed)
         monkeypatch.setattr(allocator, "free_library_workspaces", self._free_workspaces)
         monkeypatch.setattr(allocator, "give_back_all", self._empty_cache)
-        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        monkeypatch.setattr(current, "use_device", lambda index, undo: None)
         monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: "key")
         monkeypatch.setattr(decision_cache, "load", self.disk.get)
         monkeypatch.setattr(decision_cache, "save", self.disk.__setitem__)

@@ -42,7 +42,7 @@ class FakeWatch:
         self._fails_before = fails_before
         self._mutated = mutated
 
-    def __call__(self, args: list[object], device: int) -> FakeWatch:
+    def __call__(self, args: list[object], device: int, undo: object) -> FakeWatch:
         if self._fails_before:
             raise torch.OutOfMemoryError("no room for a fingerprint")
         return self

@@ -7,6 +7,7 @@ import torch
 
 from pygraph.gpu import allocator
 
+from .contexts import during
 from .fake_engine import FakeGraph
 
 
@@ -74,7 +75,7 @@ def test_stand_ins_are_not_limited_and_the_limit_comes_back(
     shares = [share]
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    with pytest.raises(ValueError, match="refused"), allocator.unlimited():
+    with pytest.raises(ValueError, match="refused"), during(allocator.lift_limit):
         assert shares[-1] == 1.0
         raise ValueError("refused")
     assert shares == ([0.4, 1.0, 0.4] if share < 1 else [1.0])
@@ -90,6 +91,6 @@ def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
-    with pytest.raises(KeyboardInterrupt), allocator.unlimited():
+    with pytest.raises(KeyboardInterrupt), during(allocator.lift_limit):
         pass
     assert shares[-1] == 0.4

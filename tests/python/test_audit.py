@@ -18,6 +18,7 @@ from pygraph.partition.signature import Entry, State
 from pygraph.verify.rehearsal import POISON_ONES
 
 from .audit_world import Generator, World, only_entry
+from .contexts import recording
 
 MakeWorld = Callable[..., World]
 
@@ -120,7 +121,7 @@ def test_while_a_graph_is_suspected_nobody_replays_it(world: World) -> None:
     for _ in range(10):
         partition.callable(_x())
     replays = world.graph.replays
-    with runtime.record_lock:  # somebody else records
+    with recording():  # somebody else records
         for _ in range(3):
             assert partition.callable(_x())[0].tolist() == [1, 2, 3, 4]
     assert world.graph.replays == replays
@@ -332,7 +333,7 @@ def test_a_profile_shows_replays(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_audit_beside_a_recording_waits(world: World) -> None:
     partition = world.partition(_x, audit=5)
-    with runtime.record_lock:
+    with recording():
         assert _audited_calls(world, partition, 40) == []
     assert len(_audited_calls(world, partition, 10)) >= 1
 

@@ -10,6 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from pygraph.record import custom_operators
 
+from .contexts import during
+
 
 @torch.library.custom_op("pygraph_test::reported", mutates_args=())
 def _reported(x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +34,7 @@ def _is_direct() -> bool:
 
 def test_an_operator_is_reported_in_the_context_and_works_as_before_after_it() -> None:
     before = _is_direct()
-    with custom_operators.reported():
+    with during(custom_operators.report_all):
         assert "pygraph_test::reported" in _names()
     assert _is_direct() == before
     assert torch.equal(torch.ops.pygraph_test.reported.default(X), X.sin())
@@ -40,7 +42,7 @@ def test_an_operator_is_reported_in_the_context_and_works_as_before_after_it() -
 
 def test_an_exception_ends_the_context() -> None:
     before = _is_direct()
-    with pytest.raises(ValueError, match="inside"), custom_operators.reported():
+    with pytest.raises(ValueError, match="inside"), during(custom_operators.report_all):
         raise ValueError("inside")
     assert _is_direct() == before
 
@@ -50,14 +52,14 @@ def test_contexts_of_several_threads_overlap() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with custom_operators.reported():
+        with during(custom_operators.report_all):
             entered.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
     thread.start()
     entered.wait(10)
-    with custom_operators.reported():
+    with during(custom_operators.report_all):
         assert not _is_direct()
     assert not _is_direct(), "the other thread still records"
     leave.set()

@@ -16,6 +16,7 @@ import pygraph
 from pygraph import runtime
 
 from . import graphs_on_the_cpu
+from .contexts import capturing, drawing, recording
 from .graphs_on_the_cpu import CpuGraphs
 
 _SECONDS = 60.0  # in which a child has to end
@@ -77,15 +78,16 @@ def test_a_child_does_not_wait_for_locks_of_other_threads() -> None:
     held, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with runtime.record_lock, runtime.drawing(), runtime.capturing():
+        with recording(), drawing(), capturing():
             held.set()
             ends.wait()
 
     def work() -> None:
         begin = time.monotonic()
         with pygraph.uncaptured():
-            assert runtime.record_lock.is_held_here()
-        with runtime.capturing(), runtime.drawing():
+            assert runtime.record_lock.locked()
+        assert not runtime.record_lock.locked()
+        with capturing(), drawing():
             pass
         assert time.monotonic() - begin < runtime._LONGEST_DRAWING
 
@@ -103,10 +105,9 @@ def test_a_child_does_not_wait_for_locks_of_other_threads() -> None:
 def test_a_child_keeps_the_locks_of_its_own_thread() -> None:
     def work() -> None:
         assert runtime.record_lock.is_held_here()
-        runtime.record_lock.release()
-        assert not runtime.record_lock.locked()
+        assert not runtime.record_lock.take([])
 
-    with runtime.record_lock, runtime.drawing():
+    with recording(), drawing():
         assert _status_of_child(work) == 0
         assert runtime.record_lock.is_held_here()
 

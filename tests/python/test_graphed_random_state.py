@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import runtime
 from pygraph.callables import backward_function, variant
 
 from . import gradient_world
+from .contexts import comparing
 from .gradient_programs import Pair, inputs, reasons
 from .gradient_world import _clones
 from .graphed_world import assert_equal
@@ -55,7 +55,7 @@ class Partition(gradient_world.Partition):
         for _ in range(2):
             assert len(self.function(_clones(inputs))) == len(replayed)
         kept = list(inputs)
-        with runtime.comparing():
+        with comparing():
             outputs = self.function(inputs)
         pairs = [(a, b) for a, b in zip(outputs, replayed, strict=True) if not a.is_meta]
         assert_equal([*(a for a, _ in pairs), *kept], [*(b for _, b in pairs), *before])

@@ -50,3 +50,52 @@ def test_disabled_around_some_calls(gradients: Any, first: int) -> None:
         with disable_saved_tensors_hooks("not here") if is_disabled else contextlib.nullcontext():
             pair.step(x)
     assert both(gradients), reasons(gradients)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _top() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def leaving_open(rows: int) -> Pair:
+    """Calls with so many rows leave hooks open, which the program closes."""
+
+    def forward(self: Module, x: torch.Tensor) -> torch.Tensor:
+        if len(x) >= rows:
+            saved_tensors_hooks(_same, _same).__enter__()
+        return (x @ self.w).sin()
+
+    def call(run: Any, x: torch.Tensor) -> Any:
+        result = run(x)
+        if len(x) >= rows:
+            assert _top() == (_same, _same)
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        assert _top() is None
+        return result
+
+    return Pair(Module(forward), call=call)
+
+
+def test_hooks_that_each_call_leaves_open(gradients: Any) -> None:
+    pair = leaving_open(rows=0)
+    pair.steps(12, 3, 4)
+    assert "leaves hooks for saved tensors open" in reasons(gradients)
+
+
+@pytest.mark.parametrize("call", range(2, 8))
+def test_hooks_that_one_call_leaves_open(gradients: Any, call: int) -> None:
+    """Its layout is another one. The others' graphs stay in use."""
+    pair = leaving_open(rows=5)
+    for number, x in enumerate(inputs(16, 3, 4)):
+        pair.step(torch.cat([x, x]) if number == call else x)
+    assert both(gradients), reasons(gradients)
+
+
+def test_hooks_that_are_left_open_in_a_recording(gradients: Any) -> None:
+    pair = leaving_open(rows=5)
+    for rows in (3, 6, 3):
+        pair.steps(8, rows, 4)
+    assert both(gradients), reasons(gradients)

@@ -103,7 +103,7 @@ PLACES = [
     (decision_cache, "_machine"),
     (DonationState, "note_retained"),
     (Trial, "add"),
-    (selector_module, "_first_trial"),
+    (selector_module, "Trial"),
     (timed_calls, "timed"),
     (trial, "_summary"),
     (logging.Logger, "log"),
@@ -196,7 +196,7 @@ def test_noting_an_operator_found_uncapturable_may_fail(
     monkeypatch.setattr(Compilation, "note_uncapturable", _fail)
     partition = Partition(world.function, INFO, audit_world.Options(), Compilation(()))
     entry = Entry()
-    partition._pipeline.conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0)
+    partition._pipeline.conclude(entry, Attempt([], failure="no capture", operator="a::b"), 0.0, [])
     assert (entry.state, entry.reason) == (State.REFUSED, "no capture")
 
 

@@ -26,6 +26,7 @@ from pygraph import runtime
 from pygraph.callables import rates, serving, variant
 
 from . import frozen_world, gradient_world
+from .contexts import capturing
 from .graphed_programs import assert_same, replays
 from .graphed_world import Replaying, partitions_of
 from .interrupted import Moments, choose
@@ -205,7 +206,7 @@ def _held_here(graphed: Any) -> list[str]:
 
     def ask() -> None:
         try:
-            with runtime.capturing():
+            with capturing():
                 pass
         except runtime.OthersDraw:
             found.append("capturing")

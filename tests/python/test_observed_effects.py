@@ -65,7 +65,7 @@ def test_what_two_threads_have_seen_at_once_is_kept(
 
 
 class _Watch:
-    def __init__(self, args: list[Any], device: int) -> None:
+    def __init__(self, args: list[Any], device: int, undo: object) -> None:
         self._number = args[0]
 
     def mutated(self) -> frozenset[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import threading
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.options import Options
 from pygraph.partition import observed_effects, pipeline
 from pygraph.partition.attempt import Attempt
@@ -134,7 +133,7 @@ def test_only_the_first_signatures_are_watched(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "signature", lambda args, device: repr(args).encode())
     seen: list[object] = []
 
-    def watch(args: list[object], device: int) -> FakeWatch:
+    def watch(args: list[object], device: int, undo: object) -> FakeWatch:
         seen.append(args[0])
         return FakeWatch(fails_before=False, mutated=frozenset())
 
@@ -155,7 +154,7 @@ def test_the_allocator_gives_back_what_tuning_and_verification_leave(
     monkeypatch.setattr(allocator, "bytes_on_gpu", lambda args: 1 << 30)
     monkeypatch.setattr(allocator, "give_back_all", lambda: events.append("give back"))
     monkeypatch.setattr(observed_effects, "Watch", FakeWatch(False, mutated=frozenset()))
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(current, "use_device", lambda index, undo: None)
 
     def function(args: list[object]) -> list[object]:
         events.append("call")

@@ -25,6 +25,7 @@ from pygraph.select.trial import Sample
 from pygraph.verify.rehearsal import POISON_ONES
 
 from . import audit_world
+from .contexts import capturing, drawing
 from .fake_engine import FakeGraph
 from .stand_ins import INFO
 
@@ -204,7 +205,7 @@ def test_a_graph_is_not_kept_after_a_reset(partition: Partition) -> None:
 
 
 class _QuietWatch:
-    def __init__(self, args: list[Any], device: int) -> None: ...
+    def __init__(self, args: list[Any], device: int, undo: Any) -> None: ...
 
     def mutated(self) -> frozenset[int]:
         return frozenset()
@@ -222,7 +223,7 @@ def test_a_function_that_may_draw_waits_for_a_recording_that_draws(partition: Pa
         done.set()
 
     thread = threading.Thread(target=call)
-    with runtime.capturing():
+    with capturing():
         thread.start()
         assert not done.wait(0.2)
     thread.join(5)
@@ -248,7 +249,7 @@ def test_a_function_with_generators_among_its_arguments_waits_as_well(
         done.set()
 
     thread = threading.Thread(target=call)
-    with runtime.capturing():
+    with capturing():
         thread.start()
         assert not done.wait(0.2)
     thread.join(5)
@@ -260,7 +261,7 @@ def test_functions_that_draw_do_not_wait_for_each_other() -> None:
     both = threading.Barrier(2)
 
     def draw() -> None:
-        with runtime.drawing():
+        with drawing():
             both.wait(0.5)
 
     thread = threading.Thread(target=draw)
@@ -275,23 +276,23 @@ def test_no_recording_begins_while_another_thread_draws(monkeypatch: pytest.Monk
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def draw() -> None:
-        with runtime.drawing():
+        with drawing():
             is_inside.set()
             may_leave.wait(5)
 
     thread = threading.Thread(target=draw)
     thread.start()
     is_inside.wait(5)
-    with pytest.raises(runtime.OthersDraw), runtime.capturing():
+    with pytest.raises(runtime.OthersDraw), capturing():
         pass
     may_leave.set()
     thread.join()
-    with runtime.capturing():
+    with capturing():
         pass
 
 
 def test_a_recording_may_run_inside_a_function_that_draws_and_the_reverse() -> None:
-    with runtime.drawing(), runtime.capturing(), runtime.drawing():
+    with drawing(), capturing(), drawing():
         pass
 
 
@@ -302,11 +303,11 @@ def test_what_is_part_of_a_capture_does_not_wait_for_it(monkeypatch: pytest.Monk
     done = threading.Event()
 
     def draw() -> None:
-        with runtime.drawing():
+        with drawing():
             done.set()
 
     thread = threading.Thread(target=draw)
-    with runtime.capturing():
+    with capturing():
         thread.start()
         assert done.wait(5)
     thread.join()
@@ -318,15 +319,15 @@ def test_a_recording_that_raises_lets_others_draw(leaves_at: type[BaseException]
     go_on = threading.Event()
 
     def draw() -> None:
-        with runtime.drawing():
+        with drawing():
             pass
         go_on.wait(5)
-        with runtime.drawing():
+        with drawing():
             done.set()
 
     thread = threading.Thread(target=draw)
     thread.start()
-    with pytest.raises(leaves_at), runtime.capturing():
+    with pytest.raises(leaves_at), capturing():
         raise leaves_at
     go_on.set()
     assert done.wait(1)

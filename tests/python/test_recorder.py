@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import current
 from pygraph.record import memory_pools, owned_memory, recorder, stream_capture
 from pygraph.record.stream_capture import StreamCapture, check_abandoned, check_interrupted
 
@@ -29,6 +28,19 @@ class World:
         self.uses = 0  # of the recording's pool
         self.released = 0  # times that the pool was, by its owner
         self.held: list[tuple[int, int]] = []
+        self.others_use_a_pool = self.others_capture = False
+        self.offset = 12  # of the default generator
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+    def draw(self) -> None:
+        if self.others_capture:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.offset += 4
 
     def step(self, name: str) -> None:
         if name == self._fails_at:
@@ -119,13 +131,15 @@ class Graph:
             self._has_ended = False
 
 
-class _Sentinels:
-    """Of tensors that are drawn: slices of it are."""
+class _Drawn:
+    """A tensor of random numbers; slices of it are, too."""
 
-    def __getitem__(self, place: slice) -> _Sentinels:
+    def __getitem__(self, place: slice) -> _Drawn:
         return self
 
-    def uniform_(self, **_: object) -> None: ...
+    def uniform_(self, generator: Any) -> None:
+        if isinstance(generator, World):
+            generator.draw()
 
 
 def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException) -> World:
@@ -140,25 +154,23 @@ def _world(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: BaseException)
         world.release_pool(_DEVICE, pool.id)
         world.released += 1
 
-    @contextlib.contextmanager
-    def quiet() -> Iterator[None]:
-        yield
-
     def still_held(pool: Pool) -> list[Any]:
         world.step("still_held")
         return world.held
 
     monkeypatch.setattr(stream_capture, "_REGISTERS_GENERATORS", True)  # as of PyTorch 2.11
-    monkeypatch.setattr(stream_capture, "_quiet_libraries", quiet)
+    monkeypatch.setattr(stream_capture, "_quieten_libraries", lambda undo: None)
     monkeypatch.setattr(stream_capture, "side_stream", lambda device: SimpleNamespace(cuda_stream=1))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(current, "use_stream", lambda stream, undo: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", world.end_allocate, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", world.release_pool, raising=False)
-    monkeypatch.setattr(torch, "empty", lambda *size, device: _Sentinels())
+    monkeypatch.setattr(torch, "empty", lambda *size, device: _Drawn())
     monkeypatch.setattr(memory_pools, "make", lambda: Pool(world))
     monkeypatch.setattr(memory_pools, "release", release)
     monkeypatch.setattr(memory_pools, "free", lambda: None)
+    monkeypatch.setattr(memory_pools, "are_in_use", lambda: world.others_use_a_pool)
+    monkeypatch.setattr(torch.cuda, "default_generators", (world,))
     monkeypatch.setattr(owned_memory, "still_held", still_held)
     return world
 
@@ -193,6 +205,32 @@ def test_wherever_a_recording_fails_everything_is_as_before(
     assert stream_capture._abandoned == stream_capture._interrupted == []
 
 
+def test_no_recording_begins_while_the_program_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before PyTorch 2.15 it would set the program's random numbers back."""
+    world = _world(monkeypatch, "", RuntimeError())
+    recorded: list[int] = []
+    generator: Any = SimpleNamespace()
+
+    def function(args: list[Any]) -> list[Any]:
+        recorded.append(len(recorded))
+        return []
+
+    def capture() -> None:
+        _capture(function, world, [0], [generator])
+
+    world.others_use_a_pool = world.others_capture = True
+    with pytest.raises(runtime.OthersDraw, match="captures a graph of its own"):
+        capture()
+    assert (recorded, world.is_begun, world.is_routed, world.offset) == ([], False, False, 12)
+    world.others_capture = False  # a pool alone does not matter
+    capture()
+    assert (recorded, world.offset) == ([0], 12)
+    world.others_capture = True
+    monkeypatch.setattr(stream_capture, "_REGISTERS_GENERATORS", False)  # from PyTorch 2.15 on
+    capture()
+    assert recorded == [0, 1]
+
+
 def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,7 +252,7 @@ def test_what_an_interrupt_has_left_is_looked_at_before_the_next_recordings(
         with pytest.raises(RuntimeError, match="as far"):
             recorder.record(recorder.Request(function, [], device=_DEVICE))
 
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(current, "use_device", lambda index, undo: None)
     monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(RecordingPair=next_pair))
     world.held = [(4096, 512)]
     record()
@@ -264,7 +302,7 @@ def test_what_is_written_is_known_even_if_the_recordings_cannot_be_linked(
     pair = LinkedPair(world, links)
     engine = SimpleNamespace(RecordingPair=lambda args, device, capacity: pair)
     monkeypatch.setattr(runtime, "engine", lambda: engine)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(current, "use_device", lambda index, undo: None)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
     group: Any = SimpleNamespace(positions=[0])
     request = recorder.Request(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.partition import selector, timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
+from .contexts import recording
 from .selector_world import (
     Busy,
     FakePartition,
@@ -188,7 +188,7 @@ def test_a_recheck_beside_another_thread_runs_uncaptured_and_stays_due(world: Wo
     partition, subject, entry = captured()
     try_to_the_end(subject, entry)
     installed = list(partition.installed)
-    with runtime.record_lock:
+    with recording():
         assert subject.recheck(b"key", entry, [5]) == [5, UNCAPTURED]
     assert partition.installed == installed
     assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]

@@ -32,7 +32,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _mutated(function: Callable[[list[Any]], Sequence[Any]]) -> frozenset[int]:
     args = [torch.arange(8.0) + i for i in range(4)]
-    watch = Watch(args, 0)
+    watch = Watch(args, 0, [])
     results = function(args)
     found = watch.mutated()
     assert not args
@@ -78,7 +78,7 @@ def test_what_is_only_read_was_not_written(given: None) -> None:
 def test_nothing_is_kept_alive(given: None) -> None:
     args = [torch.arange(8.0) + i for i in range(3)]
     gone = [weakref.ref(tensor.untyped_storage()) for tensor in args]
-    watch = Watch(args, 0)
+    watch = Watch(args, 0, [])
     args.clear()
     assert [storage() is None for storage in gone] == [False, True, True]
     assert watch.mutated() == frozenset()
@@ -104,7 +104,7 @@ def test_memory_that_could_not_be_looked_at_counts_as_written(
 
 def test_a_call_that_raises_leaves_memory_as_it_was(given: None) -> None:
     args = [torch.arange(8.0) + i for i in range(3)]
-    watch = Watch(args, 0)
+    watch = Watch(args, 0, [])
     looks = len(watch._after)
     del watch
     args[1].resize_(1000).zero_()

@@ -221,14 +221,14 @@ def test_a_refusal_says_that_the_program_is_compiled_anew() -> None:
     partition = Partition(lambda args: args, INFO, Options(), compilation)
     attempt = Attempt([], failure="RuntimeError: capturing", operator="mylib::waits")
     entry = Entry()
-    partition._pipeline.conclude(entry, attempt, 0.0)
+    partition._pipeline.conclude(entry, attempt, 0.0, [])
     assert entry.reason == "RuntimeError: capturing"  # it has no guard
     compilation.has_guard = True
     compilation._code = _double.__code__
     entry = Entry()
-    partition._pipeline.conclude(entry, attempt, 0.0)
+    partition._pipeline.conclude(entry, attempt, 0.0, [])
     assert entry.reason.endswith("; compiled anew, without mylib::waits in graphs")
-    partition._pipeline.conclude(other := Entry(), dataclasses.replace(attempt, operator=""), 0.0)
+    partition._pipeline.conclude(other := Entry(), dataclasses.replace(attempt, operator=""), 0.0, [])
     assert other.reason == "RuntimeError: capturing"
 
 

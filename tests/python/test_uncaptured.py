@@ -9,6 +9,9 @@ import pytest
 
 import pygraph
 from pygraph import runtime
+from pygraph.undoing import Undo, settle
+
+from .contexts import during, recording
 
 
 class _Engine:
@@ -71,7 +74,7 @@ def test_without_an_engine_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_function_that_is_being_recorded_may_enter_it(engine: _Engine) -> None:
-    with runtime.record_lock:
+    with recording():
         with pygraph.uncaptured():
             assert engine.paused == [True]
         assert runtime.record_lock.locked()
@@ -80,14 +83,23 @@ def test_a_function_that_is_being_recorded_may_enter_it(engine: _Engine) -> None
 
 def test_a_lock_knows_its_thread() -> None:
     lock = runtime.RecordLock()
-    assert lock.acquire(blocking=False) and lock.is_held_here()
-    assert not lock.acquire(blocking=False)
     seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(lock.is_held_here()))
+
+    def other() -> None:
+        with during(lambda undo: seen.append(lock.take(undo))):
+            seen.append(lock.is_held_here())
+
+    undo: Undo = []
+    assert lock.take(undo) and lock.is_held_here()
+    inner: Undo = []
+    assert not lock.take(inner)
+    settle(inner)
+    thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    lock.release()
-    assert seen == [False] and not lock.is_held_here() and not lock.locked()
+    assert seen == [False, False] and lock.is_held_here()
+    settle(undo)
+    assert not lock.is_held_here() and not lock.locked()
 
 
 def test_a_function_that_is_being_recorded_may_enter_it_while_others_wait(engine: _Engine) -> None:
@@ -97,7 +109,7 @@ def test_a_function_that_is_being_recorded_may_enter_it_while_others_wait(engine
         with pygraph.uncaptured():
             entered.append(runtime.record_lock.locked())
 
-    with runtime.record_lock:
+    with recording():
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.05)

@@ -29,6 +29,7 @@ from pygraph.callables import kept_graph
 from pygraph.callables.argument_aliases import alias_of, is_held, moved_onto
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.graphed_gradient import Made, with_gradient
+from pygraph.callables.inference_results import as_observed
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.observation import Form
 from pygraph.callables.saved_tensors import (
@@ -79,7 +80,9 @@ class ForwardFunction(StepFunction):
         if structure is None:
             structure = self.structures[self._key(self._call.arguments.tensors)]
         count = len(self._form.kinds)
-        return self._unflatten(self._attach(structure, list(outputs[:count]), outputs[count:]))
+        leaves = self._attach(structure, list(outputs[:count]), outputs[count:])
+        arguments = self._call.arguments.tensors
+        return self._unflatten(as_observed(leaves, self._form.inference, arguments))
 
     # The three ways.
 
@@ -135,7 +138,7 @@ class ForwardFunction(StepFunction):
         """Calls the callable. What autograd saves is put into ``saved``."""
         undo.append(functools.partial(torch._C._set_grad_enabled, torch.is_grad_enabled()))
         torch._C._set_grad_enabled(True)
-        saved.begin_saving(undo)
+        saved.begin_saving(undo, is_rehearsal=True)
         args, kwargs = put_together(self._example, aliases)
         return self._function(*args, **kwargs)
 
@@ -163,6 +166,8 @@ class ForwardFunction(StepFunction):
         device = self._around.device
         self._check_results(leaves, arguments)
         handles = saved.handles()
+        if saved.leaves_hooks:
+            raise NotGraphable("it leaves hooks for saved tensors open")
         before = expected if expected is not None else self.structures.get(key)
         known = before.places if before is not None else ()
         owners = self._backwards.owners

@@ -5,8 +5,8 @@ the host. A call that no variant fits is observed, as the first one of another v
 in a row fit none, because something that the callable reads is different each time, calls are not
 observed any more, and the reason says what differs.
 
-Threads: a call is made inside of ``runtime.drawing()``, so that none is under way while memory is
-exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
+Threads: a call is made with the lock of ``runtime.begin_drawing``, so that none is under way while
+memory is exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.
 """
 
 from __future__ import annotations

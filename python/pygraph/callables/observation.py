@@ -27,12 +27,14 @@ class Gradient:
 @dataclasses.dataclass(frozen=True)
 class Form:
     """Of a result. spec: its tree. kinds: of its leaves. detached: leaves whose backward is run in the
-    call. is_differentiable: whether gradients flow from other results, or could flow to arguments."""
+    call. is_differentiable: whether gradients flow from other results, or could flow to arguments.
+    inference: leaves that are tensors of ``torch.inference_mode``."""
 
     spec: Any
     kinds: tuple[type, ...]
     detached: frozenset[int]
     is_differentiable: bool = False
+    inference: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass

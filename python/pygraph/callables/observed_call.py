@@ -14,6 +14,7 @@ from pygraph.callables import refusals
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState, random_state
 from pygraph.callables.host.user_code import calling_line
+from pygraph.callables.inference_results import inference_among
 from pygraph.callables.observation import Form, Gradient, Observation, fate, kinds_of, watched_tensors
 from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.undoing import Undo, undoing
@@ -52,7 +53,7 @@ def observed_call(
         undo.append(observer.end)  # at once: no interrupt comes in between
         return call(), output, observer
 
-    drawn, layouts = random_state(), layouts_of(arguments)
+    drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [tensor.grad for tensor in leaves]
@@ -69,7 +70,7 @@ def observed_call(
         result = pytree.tree_unflatten(results, spec)
     needing = [*results, *(arguments.tensors if torch.is_grad_enabled() else ())]
     is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
-    form = Form(spec, kinds_of(results), used, is_differentiable)
+    form = Form(spec, kinds_of(results), used, is_differentiable, inference_among(results))
     seen = Observation(result, form, before)
     seen.effects = sorted(output)
     if layouts_of(arguments) != layouts:
@@ -82,6 +83,8 @@ def observed_call(
         unfit = refusals.unfit_result(results) or refusals.own_result(result, seen.host)
         if random_state() != drawn:
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
+        elif _saved_tensors_hooks() != hooks:
+            seen.refusal = "it leaves hooks for saved tensors open"
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
         elif path := refusals.new_history(seen.host, histories, nodes):
@@ -93,6 +96,12 @@ def observed_call(
     except Exception as error:  # of what the walk has met; the call is made
         seen.refusal = runtime.first_line(error) or type(error).__name__
     return seen
+
+
+def _saved_tensors_hooks() -> Any:
+    """The innermost ones of the thread."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks and tuple(map(id, hooks))
 
 
 def _look_back(

@@ -78,16 +78,22 @@ _run = threading.local()  # `tensors`: by place, while a graph is run again in t
 
 class SavedTensors:
     """Those of one call. recomputes: whether checkpointing has saved some, whose backward runs Python.
-    Not thread-safe."""
+    leaves_hooks: whether hooks were left open that were entered in the call. Not thread-safe."""
 
     def __init__(self) -> None:
         self.recomputes = False
+        self.leaves_hooks = False
         self._handles: list[weakref.ref[Handle]] = []
 
-    def begin_saving(self, undo: Undo) -> None:
-        """Hooks for saved tensors, until the steps of ``undo`` are made."""
+    def begin_saving(self, undo: Undo, is_rehearsal: bool = False) -> None:
+        """Hooks for saved tensors, until the steps of ``undo`` are made. Other hooks that are open then
+        stay so, but after a rehearsal."""
         pack = self._pack
-        undo.append(lambda: _end_saving(pack))
+
+        def end() -> None:
+            self.leaves_hooks |= runtime.engine().remove_saved_tensors_hooks(pack, is_rehearsal)
+
+        undo.append(end)
         torch._C._autograd._push_saved_tensors_default_hooks(pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Handle:
@@ -103,12 +109,6 @@ class SavedTensors:
         """Those that the graph still has."""
         found = [reference() for reference in self._handles]
         return [handle for handle in found if handle is not None]
-
-
-def _end_saving(pack: Any) -> None:
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and hooks[0] is pack:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 def _unpack(handle: Handle) -> torch.Tensor:

@@ -84,7 +84,8 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
                 tensors.append(leaf)
             is_differentiated = leaf.requires_grad and torch.is_grad_enabled()
             has_gradient = not is_differentiated and leaf.is_leaf and leaf.grad is not None
-            places.append((type(leaf), number, leaf.requires_grad, has_gradient))
+            is_inference = leaf.is_inference()
+            places.append((type(leaf), number, leaf.requires_grad, has_gradient, is_inference))
         elif type(leaf) in _VALUES:
             places.append((type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf))
         elif isinstance(leaf, _DERIVED) and not getattr(leaf, "__dict__", None):

@@ -10,7 +10,8 @@ the gradients that it leaves. It runs in two ways:
                  everything on the host is put back: memory, gradients, attributes
 
 Memory is exchanged while no other thread is inside of a call of a graphed callable or draws random
-numbers (runtime.capturing). A thread that uses the same model elsewhere would see the other memory.
+numbers (runtime.begin_capturing). A thread that uses the same model elsewhere would see the other
+memory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime
 from pygraph.callables.host.user_code import line_of
+from pygraph.callables.inference_results import as_observed
 from pygraph.callables.observation import Form, fate, kinds_of
 from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.rates import begin_recording
@@ -135,7 +137,9 @@ class StepFunction:
 
     def _result(self, outputs: Any) -> Any:
         """Of a replay."""
-        return self._unflatten(outputs[: len(self._form.kinds)])
+        leaves = outputs[: len(self._form.kinds)]
+        arguments = self._call.arguments.tensors
+        return self._unflatten(as_observed(leaves, self._form.inference, arguments))
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
+from pygraph.undoing import Undo
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -72,19 +74,13 @@ def _room() -> float:
     return min(free, allowed - torch.cuda.memory_reserved())
 
 
-@contextlib.contextmanager
-def unlimited() -> Iterator[None]:
+def lift_limit(undo: Undo) -> None:
     """Lifts the process's memory limit on the current device for stand-ins, which PyTorch's allocator
     counts as memory. (Allocations of other threads are not limited meanwhile.)"""
     fraction = torch.cuda.get_per_process_memory_fraction()
-    if fraction == 1.0:
-        yield
-        return
-    try:
+    if fraction < 1.0:
+        undo.append(functools.partial(torch.cuda.set_per_process_memory_fraction, fraction))
         torch.cuda.set_per_process_memory_fraction(1.0)
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def give_back_all() -> None:

@@ -7,6 +7,8 @@ import functools
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import current
+from pygraph.undoing import Undo, undoing
 
 _SLEEP_CLOCK_HZ = 2e9  # at least any GPU's; a longer sleep than needed does no harm
 _LONGEST = 0.1  # seconds; whatever takes longer to issue has gaps that do not matter
@@ -32,11 +34,15 @@ def disturb(seconds: float) -> None:
     a, b = (torch.ones(_ELEMENTS, device="cuda", dtype=torch.float32) for _ in range(2))
     side = side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+
+    def compute(undo: Undo) -> None:
+        for tensor in (a, b):
+            undo.append(functools.partial(tensor.record_stream, side))
+        current.use_stream(side, undo)
         for _ in range(10 + int(min(seconds, _LONGEST) / _SECONDS_PER_KERNEL)):
             torch.lgamma(a, out=b)
-    for tensor in (a, b):
-        tensor.record_stream(side)
+
+    undoing(compute)
 
 
 @functools.cache
@@ -46,5 +52,9 @@ def side_stream(device: int) -> torch.cuda.Stream:
     Not one of PyTorch's, which are reused: memory that an operator keeps for the stream of a recording
     must not be used on a stream of the program.
     """
-    with torch.cuda.device(device):
+
+    def make(undo: Undo) -> torch.cuda.Stream:
+        current.use_device(device, undo)
         return torch.cuda.ExternalStream(runtime.engine().new_stream(), device)  # type: ignore[no-untyped-call]
+
+    return undoing(make)

@@ -25,13 +25,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from pygraph import runtime
+from pygraph.gpu import current
 from pygraph.partition.audit_replay import AuditReplay, give_back
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
 from pygraph.record.recorder import OUT_OF_MEMORY, Recording
+from pygraph.undoing import Undo, undoing
 from pygraph.verify import verify
 from pygraph.verify.audit_schedule import Audits
 from pygraph.verify.rehearsal import Rehearsal
@@ -50,13 +50,12 @@ class _Released:
         return True
 
 
-def start(entry: Entry, interval: int | None, first: int = 0) -> None:
-    """Schedules the audits of an entry's new graph. interval: the option ``pygraph.audit``. first: how
-    many calls are audited before the graph may serve one."""
-    assert entry.graph is not None
-    replays = entry.graph.replays
-    entry.audits = Audits(interval, first, extra=replays, good_at=replays)
-    entry.graph.audit_at = entry.audits.due_at(replays)
+def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0) -> Audits:
+    """Schedules the audits of a new graph. interval: the option ``pygraph.audit``. first: how many
+    calls are audited before the graph may serve one."""
+    audits = Audits(interval, first, extra=graph.replays, good_at=graph.replays)
+    graph.audit_at = audits.due_at(graph.replays)
+    return audits
 
 
 def is_due(entry: Entry) -> bool:
@@ -81,19 +80,18 @@ def postpone(entry: Entry) -> None:
 
 def call(host: Host, entry: Entry, args: list[Any]) -> Sequence[Any]:
     """A call of a graph whose audit is due. Raises only what the uncaptured function raises."""
-    if not runtime.record_lock.acquire(blocking=False):
-        postpone(entry)
-        if entry.audits.suspects:
-            return host.uncaptured(args)
-        return host.callable(args)
-    try:
-        outputs = None
-        if is_due(entry):  # no other thread was first
-            with torch.cuda.device(host.info.device):
-                audit = _Audit(host, entry, args)
-                outputs = audit.thorough_check() if entry.audits.suspects else audit.quick_check()
-    finally:
-        runtime.record_lock.release()
+
+    def body(undo: Undo) -> Sequence[Any] | None:
+        if not runtime.record_lock.take(undo):
+            postpone(entry)
+            return host.uncaptured(args) if entry.audits.suspects else None
+        if not is_due(entry):
+            return None  # another thread was first
+        current.use_device(host.info.device, undo)
+        audit = _Audit(host, entry, args)
+        return audit.thorough_check() if entry.audits.suspects else audit.quick_check(undo)
+
+    outputs = undoing(body)
     return host.callable(args) if outputs is None else outputs
 
 
@@ -110,11 +108,24 @@ class _Audit:
         assert self.entry.graph is not None  # the record lock is held, and nothing has dropped it
         return self.entry.graph
 
-    def quick_check(self) -> Sequence[Any] | None:
+    def quick_check(self, undo: Undo) -> Sequence[Any] | None:
         """Returns the call's outputs; None if the call was not made, because an audit is not possible
-        now."""
+        now. undo: gets a step that makes the audit due at once, if it is interrupted."""
+        graph = self._graph
+        is_over = False
+
+        def be_due() -> None:
+            if not is_over and graph.audit_at is None:
+                graph.audit_at = 0
+
+        undo.append(be_due)
+        graph.audit_at = None  # other threads go on
+        outputs = self._quick_check()
+        is_over = True
+        return outputs
+
+    def _quick_check(self) -> Sequence[Any] | None:
         audits = self.entry.audits
-        self._graph.audit_at = None  # other threads go on
         start = time.perf_counter()
         replay = self._prepare()
         if replay is None:
@@ -125,10 +136,10 @@ class _Audit:
         give_back(replay.bytes)
         kept = [self.args[i] for i in replay.visible]
         try:
-            with runtime.comparing():
-                outputs = self.host.uncaptured(self.args)
+            outputs = undoing(self._compared_call)
         except BaseException as error:
-            self._skip(error)
+            if isinstance(error, Exception):
+                self._skip(error)
             replay.forget()
             raise
         suspects = self._compare(replay, [*outputs, *kept])
@@ -145,6 +156,10 @@ class _Audit:
         else:
             self._note_good()
         return outputs
+
+    def _compared_call(self, undo: Undo) -> Sequence[Any]:
+        runtime.begin_comparing(undo)
+        return self.host.uncaptured(self.args)
 
     # These methods catch errors, so that memory held by their frames is free before the call is made.
 
@@ -228,11 +243,11 @@ class _Audit:
             f"an audit found result {audits.suspects[0]} to differ from the uncaptured run's, "
             f"{audits.since_good} replays after the graph was last found right; {failure}"
         )
+        for other in self.host.entries.copy().values():
+            if other is not self.entry and other.graph is not None and other.audits.interval != 0:
+                other.graph.audit_at = 0  # the same cause may affect them
         audits.suspects = ()
         self.host.refuse(self.entry, reason, logging.ERROR)
-        for other in self.host.entries.copy().values():
-            if other.graph is not None and other.audits.interval != 0:
-                other.graph.audit_at = 0  # the same cause may affect them
 
     def _skip(self, error: BaseException) -> None:
         """An audit has not come to an end."""

@@ -14,6 +14,7 @@ from pygraph.partition.call import Function, SideEffects
 from pygraph.partition.signature import PartitionInfo
 from pygraph.record import recorder
 from pygraph.record.side_effects import Watch
+from pygraph.undoing import Undo, undoing
 
 # The number of signatures whose first call is watched for side effects. The same code with other sizes
 # has the same side effects, and watching costs time.
@@ -47,22 +48,28 @@ class ObservedEffects:
             allocator.give_back(after=allocator.bytes_on_gpu(args))
         hinted = self._info.mutated if self.hints_fit(args) else frozenset()
         self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
-        watch, failure = None, ""
-        try:
-            watch = Watch(args, self._info.device)
-        except Exception as error:
-            failure = recorder.describe_failure(error)
-        outputs = run(args)
-        if watch is None:
-            return outputs, failure
-        try:
-            mutated, draws = watch.mutated(), watch.draws()
-        except Exception as error:
-            return outputs, recorder.describe_failure(error)
-        with self._lock:
-            self.known = SideEffects(self.known.mutated | hinted | mutated, self.known.draws or draws)
-            self._watched += 1
-        return outputs, ""
+
+        def body(undo: Undo) -> tuple[Sequence[Any], str]:
+            watch, failure = None, ""
+            try:
+                watch = Watch(args, self._info.device, undo)
+            except Exception as error:
+                failure = recorder.describe_failure(error)
+            outputs = run(args)
+            if watch is None:
+                return outputs, failure
+            try:
+                mutated, draws = watch.mutated(), watch.draws()
+            except Exception as error:
+                return outputs, recorder.describe_failure(error)
+            with self._lock:
+                self.known = SideEffects(
+                    self.known.mutated | hinted | mutated, self.known.draws or draws
+                )
+                self._watched += 1
+            return outputs, ""
+
+        return undoing(body)
 
     def note_written(self, positions: frozenset[int]) -> None:
         """A recording shows that the function may write these inputs."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.uncapturable import Compilation
+from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -105,8 +107,8 @@ class Partition:
         """Drops the captured graphs; the next calls start over."""
         with self._lock:
             dropped = self.entries.copy()
-            self.entries.clear()
             runtime.engine().clear_decisions(self.callable)
+            self.entries.clear()
             self._start()
         del dropped  # the graphs' end may run other code
 
@@ -120,13 +122,13 @@ class Partition:
         if self.info.on_host and not torch.cuda.is_current_stream_capturing():
             for i in self.info.on_host:
                 args[i] = args[i].cpu()
-        if self._effects.may_draw:
-            with runtime.drawing():
-                outputs = self._function(args)
-        else:
-            outputs = self._function(args)
+        outputs = undoing(partial(self._draw, args)) if self._effects.may_draw else self._function(args)
         self._thread.has_run = True
         return outputs
+
+    def _draw(self, args: list[Any], undo: Undo) -> Sequence[Any]:
+        runtime.begin_drawing(undo)
+        return self._function(args)
 
     @property
     def has_run_here(self) -> bool:
@@ -175,13 +177,13 @@ class Partition:
         return self.callable(args)
 
     def _unservable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        if runtime.record_lock.acquire(blocking=False):
-            try:
-                if entry.graph is not None:  # no other thread was first
-                    with runtime.harmless("counting a call that does not fit"):
-                        self._note_unservable(key, entry, entry.graph)
-            finally:
-                runtime.record_lock.release()
+
+        def body(undo: Undo) -> None:
+            if runtime.record_lock.take(undo) and entry.graph is not None:  # no other thread was first
+                with runtime.harmless("counting a call that does not fit"):
+                    self._note_unservable(key, entry, entry.graph)
+
+        undoing(body)
         return self.uncaptured(args)
 
     def _note_unservable(self, key: bytes, entry: Entry, graph: _engine.CapturedGraph) -> None:
@@ -189,10 +191,10 @@ class Partition:
             self._selector.install(entry)  # a recheck that was due can wait
         if not entry.donation.note_retained(graph.replays):
             return
+        runtime.engine().remove_graph(self.callable, graph)
         with self._lock:
             if self.entries.get(key) is entry:
                 self.entries[key] = Entry(donation=unservable_calls.DonationState(is_allowed=False))
-        runtime.engine().remove_graph(self.callable, graph)
         runtime.note(
             logging.INFO, "%s: recorded anew, because calls did not fit its graph", self.info.name
         )

@@ -10,12 +10,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import torch
-
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.options import Options
 from pygraph.partition import audit
 from pygraph.partition.attempt import Attempt, record_and_link, replay_unverified, verify_and_call
@@ -27,6 +26,7 @@ from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
 from pygraph.record import stream_capture
 from pygraph.uncapturable import Compilation
+from pygraph.undoing import Undo, undoing
 
 
 def attempt(call: Call) -> Attempt:
@@ -93,26 +93,28 @@ class Pipeline:
         has_run_here = self.host.has_run_here
         if entry.recording.retries.is_to_skip(has_run_here):
             return self.host.uncaptured(args)
-        if not runtime.record_lock.acquire(blocking=False):
-            return self.host.uncaptured(args)  # another thread records; next time
-        try:
+
+        def body(undo: Undo) -> Sequence[Any] | None:
+            if not runtime.record_lock.take(undo):
+                return self.host.uncaptured(args)  # another thread records; next time
             if self.host.entries.get(key) is not entry or entry.state is not State.UNCAPTURED:
                 return self.host.uncaptured(args)  # another thread was first
             self.selector.load_decision(key, entry)
-            if entry.state is State.UNCAPTURED:
-                return self._capture(key, entry, args, has_run_here)
-        finally:
-            runtime.record_lock.release()
-        return self.selector.recheck(key, entry, args)
+            if entry.state is not State.UNCAPTURED:
+                return None
+            current.use_device(self.host.info.device, undo)
+            return self._capture(key, entry, args, has_run_here)
+
+        outputs = undoing(body)
+        return self.selector.recheck(key, entry, args) if outputs is None else outputs
 
     def _capture(self, key: bytes, entry: Entry, args: list[Any], has_run_here: bool) -> Sequence[Any]:
         at_stake = self._make_room(entry, args)
         start = time.perf_counter()
         try:
-            with torch.cuda.device(self.host.info.device):
-                if not has_run_here and entry.recording.retries.in_new_threads > 0:
-                    stream_capture.make_handles()
-                result = attempt(self._call(entry, args))
+            if not has_run_here and entry.recording.retries.in_new_threads > 0:
+                stream_capture.make_handles()
+            result = attempt(self._call(entry, args))
         finally:
             seconds = time.perf_counter() - start
             self.policy.note_recording(seconds)
@@ -126,7 +128,7 @@ class Pipeline:
             self._retry_later(entry, result)
             return result.outputs
         with runtime.harmless("keeping a graph"):
-            self.conclude(entry, result, seconds)
+            undoing(partial(self.conclude, entry, result, seconds))
         return result.outputs
 
     def _call(self, entry: Entry, args: list[Any]) -> Call:
@@ -166,26 +168,35 @@ class Pipeline:
         text = "%s: not recorded in this call: %s"
         runtime.note(logging.INFO, text, self.host.info.name, result.failure)
 
-    def conclude(self, entry: Entry, result: Attempt, seconds: float) -> None:
+    def conclude(self, entry: Entry, result: Attempt, seconds: float, undo: Undo) -> None:
         """Refuses the signature, or begins the trial of its graph. seconds: the duration of the
-        attempt."""
+        attempt. undo: gets a step that lets it be recorded again if an interrupt comes meanwhile."""
         entry.recording.pending = result.pending
         if result.failure:
             self.host.refuse(entry, result.failure + self._note_uncapturable(result))
         graph = result.graph
         if graph is None:
             return
-        # From here the graph is trusted.
-        entry.use(graph)
         entry.recording.executable_bytes = result.executable_bytes
         entry.recording.returned = result.returned
         entry.recording.capture_seconds = seconds
-        audit.start(entry, self.options.audit, self.host.info.compared_calls)
+        entry.audits = audit.schedule(graph, self.options.audit, self.host.info.compared_calls)
+        is_over = False
+
+        def begin_anew() -> None:
+            if not is_over:
+                runtime.engine().remove_graph(self.host.callable, graph)
+                entry.begin_anew()
+
+        # From here the graph is trusted.
+        undo.append(begin_anew)
+        entry.use(graph)
         text = "%s: captured %d nodes, %d relocations, in %.0f ms"
         name, milliseconds = self.host.info.name, seconds * 1e3
         runtime.note(logging.INFO, text, name, graph.nodes, graph.relocations, milliseconds)
         # Which is faster? The program's own calls decide.
         self.selector.begin_trial_or_install(entry)
+        is_over = True
 
     def _note_uncapturable(self, result: Attempt) -> str:
         """The text to add to the reason if the program is compiled again; empty in most cases."""

@@ -31,6 +31,7 @@ from pygraph.partition.timed_calls import make_room, timed_call
 from pygraph.record import recorder
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Trial
+from pygraph.undoing import Undo, undoing
 
 # The number of selected graphs in a row after which further shapes need no trial.
 _AGREEING_TRIALS = 3
@@ -79,7 +80,7 @@ class Selector:
         is_open = self._mode == "auto" and entry.selection.decision is None
         with self._refusing(entry, "its selection"):
             if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
-                self._begin(entry, _first_trial(entry))
+                self._begin(entry)
             else:
                 self._clean_up(entry)
                 self.install(entry)
@@ -94,20 +95,20 @@ class Selector:
 
     def run_trial_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """One call of a trial."""
-        if not runtime.record_lock.acquire(blocking=False):
-            return self._host.uncaptured(args)  # another thread measures or records
-        try:
+
+        def body(undo: Undo) -> Sequence[Any]:
+            if not runtime.record_lock.take(undo):
+                return self._host.uncaptured(args)  # another thread measures or records
             if entry.selection.trial is None:  # decided by another thread meanwhile
                 return self._host.uncaptured(args)
             return self._try(key, entry, entry.selection.trial, args)
-        finally:
-            runtime.record_lock.release()
 
-    def _begin(self, entry: Entry, trial: Trial) -> None:
+        return undoing(body)
+
+    def _begin(self, entry: Entry) -> None:
         """Begins a trial. Until it ends, the engine does not replay the graph."""
         self._remove_graph(entry)
-        entry.measure()
-        entry.selection.trial = trial
+        entry.measure(Trial({UNCAPTURED: 0, REPLAYED: entry.persistent_bytes}))
 
     def _try(self, key: bytes, entry: Entry, trial: Trial, args: list[Any]) -> Sequence[Any]:
         with runtime.harmless("making room for a trial"):
@@ -123,19 +124,16 @@ class Selector:
         return outputs
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
-        selection = entry.selection
-        selection.trial, selection.decision = None, decision
+        reason = _reason(decision) if decision.selected == UNCAPTURED else ""
+        entry.decide(decision, reason)
         with runtime.harmless("keeping a selection on disk"):
-            decision_cache.save(selection.cache_key, decision)
+            decision_cache.save(entry.selection.cache_key, decision)
         text = "%s: %s is selected: %s"
         name = self._host.info.name
         runtime.note(logging.INFO, text, name, decision.selected, decision.timings)
-        if decision.selected == UNCAPTURED:
+        if reason:
             self._graphs_in_a_row = 0
-            entry.deselect(_reason(decision))
             return
-        assert entry.graph is not None
-        entry.use(entry.graph)
         self._graphs_in_a_row += 1
         self._clean_up(entry)
         if self._host.entries.get(key) is entry:  # not reset meanwhile
@@ -160,15 +158,16 @@ class Selector:
 
     def recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """Makes a call whose decision is to be rechecked, or that the engine does not know yet."""
-        if not runtime.record_lock.acquire(blocking=False):
-            return self._host.uncaptured(args)  # still due at the next call
-        try:
+
+        def body(undo: Undo) -> Sequence[Any]:
+            if not runtime.record_lock.take(undo):
+                return self._host.uncaptured(args)  # still due at the next call
             # Another thread may have begun a trial, or have found the graph suspect, meanwhile.
             if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
                 return self._host.uncaptured(args)
             return self._recheck(key, entry, args)
-        finally:
-            runtime.record_lock.release()
+
+        return undoing(body)
 
     def _recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         variant = ""
@@ -226,7 +225,7 @@ class Selector:
         entry.selection.decision, entry.selection.out_of_band = None, 0
         self._graphs_in_a_row = 0
         if entry.state is State.CAPTURED:
-            self._begin(entry, _first_trial(entry))
+            self._begin(entry)
         else:
             self._forget(key)
 
@@ -252,10 +251,6 @@ class Selector:
     def _remove_graph(self, entry: Entry) -> None:
         assert entry.graph is not None
         runtime.engine().remove_graph(self._host.callable, entry.graph)
-
-
-def _first_trial(entry: Entry) -> Trial:
-    return Trial({UNCAPTURED: 0, REPLAYED: entry.persistent_bytes})
 
 
 def _reason(decision: Decision) -> str:

@@ -90,7 +90,8 @@ class SelectionState:
 
 @dataclasses.dataclass
 class Entry:
-    """One signature of one partition. Its state changes by the methods below."""
+    """One signature of one partition. Its state changes by the methods below, which call nothing: so
+    no interrupt comes in the middle."""
 
     state: State = State.UNCAPTURED
     reason: str = ""
@@ -111,9 +112,22 @@ class Entry:
         """Makes the verified graph serve the signature's calls."""
         self.graph, self.state = graph, State.CAPTURED
 
-    def measure(self) -> None:
+    def begin_anew(self) -> None:
+        """The signature is recorded again; its graph is not used."""
+        self.state, self.graph = State.UNCAPTURED, None
+
+    def measure(self, trial: Trial) -> None:
         """The graph is on trial."""
         self.state = State.MEASURING
+        self.selection.trial = trial
+
+    def decide(self, decision: Decision, reason: str) -> None:
+        """The trial is over. reason: why calls stay uncaptured; empty if the graph serves them."""
+        self.selection.trial, self.selection.decision = None, decision
+        if reason:
+            self.state, self.reason, self.graph = State.NOT_SELECTED, reason, None
+        else:
+            self.state = State.CAPTURED
 
     def deselect(self, reason: str) -> None:
         """Calls stay uncaptured because that is as fast."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
 from pygraph.record import recorder
 from pygraph.select.trial import UNCAPTURED, Sample, Trial, timed
+from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
 def make_room(host: Host, graph: _engine.CapturedGraph, trial: Trial) -> None:
     """Empties the allocator's cache if the trial's next call would find too little memory."""
-    with torch.cuda.device(host.info.device):
+
+    def is_short(undo: Undo) -> bool:
+        current.use_device(host.info.device, undo)
         wanted = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
-        is_short = not allocator.make_room(wanted)
-    if is_short and trial.variant == UNCAPTURED:
+        return not allocator.make_room(wanted)
+
+    if undoing(is_short) and trial.variant == UNCAPTURED:
         graph.release_workspace()
 
 
@@ -33,11 +37,15 @@ def timed_call(
 ) -> tuple[Sequence[Any], Sample | None]:
     """Runs a variant. No sample if it was a replay that failed, and the call ran uncaptured, or if
     nothing could be measured. sleep: seconds that the GPU is kept busy before."""
-    with torch.cuda.device(host.info.device):
+
+    def body(undo: Undo) -> tuple[Sequence[Any], Sample | None]:
+        current.use_device(host.info.device, undo)
         if variant == UNCAPTURED:
             return _measured(lambda: host.uncaptured(args), sleep)
         found = _timed_replay(host, entry, args, sleep)
         return found or (host.uncaptured(args), None)
+
+    return undoing(body)
 
 
 def _timed_replay(

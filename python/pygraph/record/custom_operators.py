@@ -9,35 +9,38 @@ is the same; the calls of other threads take the longer way, too, meanwhile.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 
 import torch
 
+from pygraph.undoing import Undo
+
 _lock = threading.Lock()
-_recordings = 0  # in how many contexts of reported() threads are
+_recordings: set[object] = set()  # that want reports
 _changed: list[torch._ops.OpOverload] = []
 
 
-@contextlib.contextmanager
-def reported() -> Iterator[None]:
-    """In this context PyTorch reports all operators. Thread-safe; contexts may overlap."""
-    global _recordings
+def report_all(undo: Undo) -> None:
+    """PyTorch reports all operators until the steps of ``undo`` are made. Thread-safe; recordings may
+    overlap."""
+    recording = object()
+    undo.append(functools.partial(_end, recording))
     with _lock:
-        _recordings += 1
+        _recordings.add(recording)
         changed = list(_called_directly())
         _changed.extend(changed)
         for operator in changed:
             operator._enable_pyobj_dispatch(False)
-    try:
-        yield
-    finally:
-        with _lock:
-            _recordings -= 1
-            if _recordings == 0:
-                while _changed:
-                    _changed.pop()._enable_pyobj_dispatch(True)
+
+
+def _end(recording: object) -> None:
+    with _lock:
+        _recordings.discard(recording)
+        while _changed and not _recordings:
+            _changed[-1]._enable_pyobj_dispatch(True)
+            _changed.pop()
 
 
 def _called_directly() -> Iterator[torch._ops.OpOverload]:

@@ -18,7 +18,7 @@ import torch
 from pygraph import runtime
 
 _devices: dict[tuple[int, int], int] = {}  # of pools that are not released
-_waiting: list[tuple[int, int]] = []  # the released ones that still have memory, by their numbers
+_waiting: dict[tuple[int, int], None] = {}  # the released ones that still have memory
 
 
 def make() -> torch.cuda.MemPool:
@@ -30,15 +30,32 @@ def make() -> torch.cuda.MemPool:
 
 
 def release(pool: torch.cuda.MemPool) -> None:
-    """To be called when nothing allocates from the pool or holds memory of it."""
-    torch._C._cuda_releasePool(_devices.pop(pool.id), pool.id)
-    _waiting.append(pool.id)
+    """To be called when nothing allocates from the pool or holds memory of it. May be called again
+    after an interrupt: PyTorch must not be told twice."""
+    device = _devices.get(pool.id)
+    if device is None:
+        return
+    if pool.use_count() > 0:
+        torch._C._cuda_releasePool(device, pool.id)
+    _waiting[pool.id] = None
+    del _devices[pool.id]
+
+
+def are_in_use() -> bool:
+    """Whether any thread captures, or allocates from a pool: PyTorch frees no pool meanwhile, so an
+    empty one shows it."""
+    probe = make()
+    release(probe)
+    if not runtime.engine().free_pool(*probe.id):
+        return True
+    _waiting.pop(probe.id, None)
+    return False
 
 
 def free() -> None:
     """Releases the memory of released pools, if no thread uses a pool now."""
-    while _waiting and runtime.engine().free_pool(*_waiting[-1]):
-        _waiting.pop()
+    while _waiting and runtime.engine().free_pool(*next(iter(_waiting))):
+        del _waiting[next(iter(_waiting))]
 
 
 def _allocator() -> Any:

@@ -7,6 +7,7 @@ is ``bindings/record/recording_pair.h``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraph import runtime
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.record import owned_memory
 from pygraph.record.stream_capture import StreamCapture, check_interrupted
+from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -96,15 +98,16 @@ def record(request: Request) -> Recording:
         torch.cuda.default_generators[device] if source == _DEFAULT_GENERATOR else args[source]
         for source in sources
     ]
-    with torch.cuda.device(device):
+
+    def body(undo: Undo) -> Recording:
+        current.use_device(device, undo)
         unseen = frozenset(i for tensors in request.given_away for i in tensors.positions)
         pair = runtime.engine().RecordingPair(list(args), device, request.capacity)
         donated = list(request.given_away)
         count = 0
         for index in range(2):
-            # PyTorch counts stand-ins as memory, although they use none.
-            with runtime.capturing(), allocator.unlimited():
-                count = StreamCapture(request.function, pair, index, device, sources, generators).make()
+            capture = StreamCapture(request.function, pair, index, device, sources, generators)
+            count = undoing(functools.partial(_make, capture))
             request.written.update(pair.may_write())
         together = list(range(count) if request.sharing is None else request.sharing)
         if request.sharing_from is not None:
@@ -114,6 +117,14 @@ def record(request: Request) -> Recording:
         branched = link_branched(pair, together, donated, request.lanes)
         returned = frozenset(pair.returned())
         return Recording(graph, pair, generators, unseen, returned, branched)
+
+    return undoing(body)
+
+
+def _make(capture: StreamCapture, undo: Undo) -> int:
+    runtime.begin_capturing(undo)
+    allocator.lift_limit(undo)  # PyTorch counts stand-ins as memory, although they use none
+    return capture.make()
 
 
 def link_branched(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
 from pygraph.gpu.fingerprint import fingerprint, forget
+from pygraph.undoing import Undo
+
+if TYPE_CHECKING:
+    from pygraph import _engine
 
 log = logging.getLogger("pygraph")
 
@@ -24,7 +28,8 @@ class Watch:
     them.
     """
 
-    def __init__(self, args: list[Any], device: int) -> None:
+    def __init__(self, args: list[Any], device: int, undo: Undo) -> None:
+        """undo: gets a step that ends the watch."""
         engine = runtime.engine()
         given_away = [tuple(group.positions) for group in engine.given_away(args)]
         freed = {i for positions in given_away for i in positions}
@@ -50,10 +55,16 @@ class Watch:
             except torch.OutOfMemoryError:
                 log.info("no room to look at input %d, which counts as written", given_away[number][0])
 
-        self._observer = engine.FreeObserver([args[positions[0]] for positions in given_away], look)
+        watched = [args[positions[0]] for positions in given_away]
+        undo.append(self._stop)
+        self._observer: _engine.FreeObserver | None = engine.FreeObserver(watched, look)
+
+    def _stop(self) -> None:
+        self._observer = None  # it ends without a last look
 
     def mutated(self) -> frozenset[int]:
         """Positions of the inputs that were written. Waits for the device."""
+        assert self._observer is not None
         self._observer.end()
         self._after.update(_fingerprints(self._kept))
         forget()

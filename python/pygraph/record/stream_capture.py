@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import current
 from pygraph.gpu.load import side_stream
 from pygraph.record import custom_operators, memory_pools, owned_memory
 from pygraph.record.kernel_access import accesses_of
+from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -30,6 +33,12 @@ _REGISTERS_GENERATORS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 
 class PoolInUse(RuntimeError):
     """The capture's memory came from another pool, because the thread allocates from a pool of the
     program (torch.cuda.use_mem_pool). A later call may be recorded."""
+
+
+class OthersCapture(runtime.OthersDraw):
+    """The program captures a graph of its own, in another thread or on another stream. Before PyTorch
+    2.15 all captures share the default generator's state, and a recording would set it back: the
+    program's graph would repeat random numbers. A later call may be recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +59,8 @@ class StreamCapture:
 
     def make(self) -> int:
         """Makes the recording; returns the number of outputs. Raises what the capture raises."""
+        if _REGISTERS_GENERATORS and memory_pools.are_in_use():
+            undoing(self._check_that_numbers_can_be_drawn)
         pool = memory_pools.make()
         try:
             count = self._capture_into(pool)
@@ -66,50 +77,79 @@ class StreamCapture:
             )
         return count
 
+    def _check_that_numbers_can_be_drawn(self, undo: Undo) -> None:
+        """Raises OthersCapture while the default generator is part of another capture: PyTorch refuses
+        to draw from it then."""
+        generator = torch.cuda.default_generators[self.device]
+        before = generator.get_offset()
+
+        def set_back() -> None:
+            if generator.get_offset() == before + 4:  # else nothing was drawn, or somebody else has
+                generator.set_offset(before)
+
+        undo.append(set_back)
+        try:
+            torch.empty(1, device=f"cuda:{self.device}").uniform_(generator=generator)
+        except RuntimeError as error:
+            text = f"the program captures a graph of its own: {runtime.first_line(error)}"
+            raise OthersCapture(text) from None
+
     def _capture_into(self, pool: torch.cuda.MemPool) -> int:
         """Captures into ``graph``. Afterwards only an operator that keeps memory, or an exception,
         refers to the pool."""
         stand_ins = self.pair.stand_ins(self.index)
-        stream = side_stream(self.device)
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        returned: Sequence[Any] | None = None
-        sentinels: torch.Tensor | None = None
-        with torch.cuda.stream(stream), _quiet_libraries(), custom_operators.reported():
-            try:
-                for generator in self.generators if _REGISTERS_GENERATORS else ():
-                    graph.register_generator_state(generator)
-                self.pair.begin(self.index, stream.cuda_stream)
-                graph.capture_begin(
-                    pool=pool.id,  # type: ignore[arg-type]
-                    capture_error_mode="thread_local",
-                )
-                if not self.pair.is_recorded(torch.empty(1, device=f"cuda:{self.device}")):
-                    raise PoolInUse(
-                        "the call's memory comes from a torch.cuda.MemPool of the program's"
-                    )
-                returned = self.function(stand_ins)
-                # The sentinels: one more random kernel per generator, from which the engine learns how
-                # many numbers the graph draws. (In one tensor, because
-                # torch.use_deterministic_algorithms fills each new tensor.)
-                sentinels = torch.empty(len(self.generators), device=f"cuda:{self.device}")
-                for i, generator in enumerate(self.generators):
-                    sentinels[i : i + 1].uniform_(generator=generator)
-                self.pair.end()
-                graph.capture_end()
-            except BaseException:
-                self.pair.end()
-                self._abandon(graph, pool)
-                raise
-        try:
+
+        def body(undo: Undo) -> int:
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            undo.append(graph.reset)
+            # The sentinels are kept until the graph has been read.
+            returned, sentinels = undoing(functools.partial(self._capture, stand_ins, graph, pool))
             accesses = accesses_of(self.function)
             self.pair.finish(self.index, graph.raw_cuda_graph(), returned, self.sources, accesses)
+            del sentinels
             return len(returned)
-        finally:
-            del returned, sentinels
-            graph.reset()
+
+        return undoing(body)
+
+    def _capture(
+        self, stand_ins: list[Any], graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool, undo: Undo
+    ) -> tuple[Sequence[Any], torch.Tensor]:
+        """Returns the results of the function, and the sentinels."""
+        stream = side_stream(self.device)
+        current.use_stream(stream, undo)
+        _quieten_libraries(undo)
+        custom_operators.report_all(undo)
+        has_ended = False
+
+        def clean_up() -> None:
+            self.pair.end()
+            if not has_ended:
+                self._abandon(graph, pool)
+
+        undo.append(clean_up)
+        for generator in self.generators if _REGISTERS_GENERATORS else ():
+            graph.register_generator_state(generator)
+        self.pair.begin(self.index, stream.cuda_stream)
+        graph.capture_begin(
+            pool=pool.id,  # type: ignore[arg-type]
+            capture_error_mode="thread_local",
+        )
+        if not self.pair.is_recorded(torch.empty(1, device=f"cuda:{self.device}")):
+            raise PoolInUse("the call's memory comes from a torch.cuda.MemPool of the program's")
+        returned = self.function(stand_ins)
+        # The sentinels: one more random kernel per generator, from which the engine learns how many
+        # numbers the graph draws. (In one tensor, because torch.use_deterministic_algorithms fills each
+        # new tensor.)
+        sentinels = torch.empty(len(self.generators), device=f"cuda:{self.device}")
+        for i, generator in enumerate(self.generators):
+            sentinels[i : i + 1].uniform_(generator=generator)
+        self.pair.end()
+        graph.capture_end()
+        has_ended = True
+        return returned, sentinels
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
-        """Restores stream, allocator and generators after a capture that failed."""
+        """Restores stream, allocator and generators after a capture that failed. May be made twice."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "the CUDA graph is empty"
@@ -162,9 +202,10 @@ def check_abandoned() -> None:
     memory."""
     while _abandoned:
         try:
-            _keep_held(*_abandoned.pop())
+            _keep_held(*_abandoned[-1])
         except Exception:
             log.warning("what a recording has left could not be looked at", exc_info=True)
+        _abandoned.pop()
 
 
 def check_interrupted() -> None:
@@ -174,11 +215,11 @@ def check_interrupted() -> None:
     the next exception. Such memory is not kept until the process ends.
     """
     for left in _interrupted.copy():
-        pair, index, pool = left
         with runtime.harmless("looking at an interrupted recording"):
-            if not owned_memory.still_held(pool):
+            if not owned_memory.still_held(left[-1]):
+                memory_pools.release(left[-1])
+                memory_pools.free()
                 _interrupted.remove(left)
-                _keep_held(pair, index, pool)
 
 
 def make_handles() -> None:
@@ -187,16 +228,12 @@ def make_handles() -> None:
     torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 
-@contextlib.contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def _quieten_libraries(undo: Undo) -> None:
     """Keeps PyTorch from emptying its cache, and Python from running finalizers, while capturing."""
     empties_cache = torch._C._cuda_get_conv_benchmark_empty_cache()
-    collects = gc.isenabled()
-    torch._C._cudnn_set_conv_benchmark_empty_cache(False)
-    gc.disable()
-    try:
-        yield
-    finally:
-        torch._C._cudnn_set_conv_benchmark_empty_cache(empties_cache)
-        if collects:
-            gc.enable()
+    set_empties_cache = torch._C._cudnn_set_conv_benchmark_empty_cache
+    undo.append(functools.partial(set_empties_cache, empties_cache))
+    set_empties_cache(False)
+    if gc.isenabled():
+        undo.append(gc.enable)
+        gc.disable()

@@ -110,17 +110,19 @@ class Trial:
 
     def add(self, sample: Sample) -> Decision | None:
         """Adds the sample of the call that ``variant`` and ``sleep`` described."""
-        name = self._left.pop(0)
+        name = self._left[0]
         if name in self._warm:
             self._samples[name].append(sample)
         self._warm.add(name)  # the first call finds cold caches and allocates; it does not count
-        if self._left:
-            return None
-        self._round += 1
-        names = list(self._memory)
-        first = self._round // 2 % len(names)  # nobody always runs after the same one
-        self._left = names[first:] + names[:first]
-        return self._verdict()
+        left, number = self._left[1:], self._round
+        if not left:
+            number += 1
+            names = list(self._memory)
+            first = number // 2 % len(names)  # nobody always runs after the same one
+            left = names[first:] + names[:first]
+        is_round_over = number > self._round
+        self._left, self._round = left, number  # last: after an interrupt the variant runs again
+        return self._verdict() if is_round_over else None
 
     def _verdict(self) -> Decision | None:
         if self._round < 3:  # warm-up, alone, behind

@@ -22,6 +22,7 @@ from pygraph.gpu.clones import clone_shared_storages, sharing_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.record.recorder import Recording
 from pygraph.select.trial import timed
+from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -75,6 +76,7 @@ class Rehearsal:
         self.host_seconds = 0.0  # of the last uncaptured run on clones, or timed replay
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
+        self._is_call_begun = False
 
     def _give_memory_back(self) -> None:
         """Empties the allocator's cache: runs with and without donated memory need pieces of different
@@ -109,9 +111,18 @@ class Rehearsal:
             self._move(self._device)
             self._waiting = []
         kept = {i: self._args[i] for i in self.visible}
-        with runtime.comparing():
-            outputs = list(self._function(self._args))
+        outputs = undoing(self._make_call)
         return outputs, self._results(outputs, kept)
+
+    def _make_call(self, undo: Undo) -> list[Any]:
+        runtime.begin_comparing(undo)
+        self._is_call_begun = True
+        return list(self._function(self._args))
+
+    def set_back(self) -> None:
+        """Where an interrupt comes before the call, the generators are as they were."""
+        if not self._is_call_begun:
+            self._set_offsets()
 
     def run_uncaptured(
         self, wanted: Sequence[int], load: Callable[[float], None] = lambda seconds: None

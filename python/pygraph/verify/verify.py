@@ -31,6 +31,7 @@ from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
+from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
 from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
 from pygraph.verify.rehearsal import (
@@ -78,7 +79,12 @@ def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
     Raises only the exceptions of the uncaptured function.
     """
     before = _foreign_bytes()
-    result = thorough_check(rehearsal, suspects) if suspects else quick_check(rehearsal)
+
+    def check(undo: Undo) -> Verification:
+        undo.append(rehearsal.set_back)
+        return thorough_check(rehearsal, suspects) if suspects else quick_check(rehearsal)
+
+    result = undoing(check)
     # What the comparison needed beyond a replay: workspaces of the uncaptured runs, and the graph's
     # room for arguments that are kept.
     rehearsal.recording.graph.release_workspace()

@@ -9,7 +9,7 @@ import torch
 
 import pygraph
 
-from .attacked import X, assert_follows, open_to_this
+from .attacked import X, assert_follows, replays
 
 
 def test_a_result_that_is_a_leaf(partitions: Any) -> None:
@@ -77,7 +77,6 @@ def test_cuda_like_default_device_and_dtype(partitions: Any) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-@open_to_this
 def test_inference_results(partitions: Any) -> None:
     def f(x: Any) -> Any:
         with torch.inference_mode():
@@ -85,3 +84,58 @@ def test_inference_results(partitions: Any) -> None:
 
     graphed = pygraph.graph(f)
     assert [graphed(X).is_inference() for _ in range(8)] == [True] * 8
+    assert replays(partitions) > 0
+
+
+def test_some_inference_results(partitions: Any) -> None:
+    def f(x: Any) -> Any:
+        with torch.inference_mode():
+            made = x * 2
+            parts = made[1:], made, x, x[1:]
+        return (*parts, x + 1)
+
+    graphed, expected = pygraph.graph(f), f(X)
+    for _ in range(8):
+        found = graphed(X)
+        assert [t.is_inference() for t in found] == [t.is_inference() for t in expected]
+        assert all(map(torch.equal, found, expected))
+        assert found[0].data_ptr() == found[1][1:].data_ptr()
+    assert replays(partitions) > 0
+
+
+def test_results_that_are_not_of_the_calls_inference_mode(partitions: Any) -> None:
+    def f(x: Any) -> Any:
+        with torch.inference_mode(False):
+            made = x + 1
+        return made, x * 2
+
+    graphed = pygraph.graph(f)
+    with torch.inference_mode():
+        found = [graphed(X) for _ in range(8)]
+    assert [[t.is_inference() for t in pair] for pair in found] == [[False, True]] * 8
+    assert replays(partitions) > 0
+
+
+def test_a_layer_goes_on_from_inference_results(partitions: Any) -> None:
+    """Autograd refuses to save them for the backward."""
+    weight = torch.ones(4, requires_grad=True)
+
+    @torch.inference_mode()
+    def f(x: Any) -> Any:
+        return x * 2
+
+    graphed = pygraph.graph(f)
+    for _ in range(8):
+        with pytest.raises(RuntimeError, match="Inference tensors"):
+            graphed(X) * weight
+
+
+def test_an_argument_of_inference_mode_is_another_one(partitions: Any) -> None:
+    with torch.inference_mode():
+        other = X.clone()
+    view, asked = pygraph.graph(lambda x: x[1:]), pygraph.graph(lambda x: x + x.is_inference())
+    for _ in range(8):
+        assert torch.equal(asked(X), X) and not view(X).is_inference()
+    assert replays(partitions) > 0
+    assert torch.equal(asked(other), X + 1)
+    assert [view(other).is_inference() for _ in range(8)] == [True] * 8

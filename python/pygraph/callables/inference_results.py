@@ -1,0 +1,53 @@
+"""Results that are made under ``torch.inference_mode`` inside of a callable, or outside of that mode
+inside of a call that is made under it.
+
+Autograd refuses to save a tensor of inference mode, and to write to it elsewhere. A replay makes all
+tensors in the mode of the call. Those that were of the other kind when the callable was observed are
+made once more, on the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def inference_among(leaves: Sequence[Any]) -> frozenset[int]:
+    """Positions of tensors of inference mode."""
+    return frozenset(
+        i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_inference()
+    )
+
+
+def as_observed(
+    leaves: Sequence[Any], inference: frozenset[int], arguments: Sequence[torch.Tensor]
+) -> Sequence[Any]:
+    """The results of a replay. inference: positions of those that are to be tensors of inference mode.
+    (A result that is an argument itself is what that is.)"""
+    if not inference and not torch.is_inference_mode_enabled():
+        return leaves
+    made = {id(tensor): tensor for tensor in arguments}
+    found = list(leaves)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in made:
+                is_right = leaf.is_inference() == (i in inference)
+                made[id(leaf)] = leaf if is_right else _remade(leaf, i in inference)
+            found[i] = made[id(leaf)]
+    return found
+
+
+def _remade(tensor: torch.Tensor, is_inference: bool) -> torch.Tensor:
+    with torch.inference_mode(is_inference), torch.no_grad():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made = made.set_(_resolved(tensor))  # type: ignore[call-overload]
+        made = made.conj() if tensor.is_conj() else made
+        return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits in memory, before a conjugation or a negation that PyTorch leaves to the reader."""
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor

@@ -1,0 +1,27 @@
+"""The current device and the current stream of a thread, changed for a while.
+
+PyTorch's own contexts, `torch.cuda.device` and `torch.cuda.stream`, leave what they have changed where
+an interrupt comes at their beginning or at their end.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from pygraph.undoing import Undo
+
+
+def use_device(index: int, undo: Undo) -> None:
+    """Makes a device the current one until the steps of ``undo`` are made."""
+    before = torch.cuda.current_device()
+    # As PyTorch does it: no context is made on a device that the program does not use.
+    undo.append(functools.partial(torch.cuda._maybe_exchange_device, before))
+    torch.cuda._exchange_device(index)
+
+
+def use_stream(stream: torch.cuda.Stream, undo: Undo) -> None:
+    """The same for a stream of the current device."""
+    undo.append(functools.partial(torch.cuda.set_stream, torch.cuda.current_stream()))
+    torch.cuda.set_stream(stream)
