@@ -20,7 +20,7 @@ def test_loops(seed: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_graph_that_is_used_where_it_must_not_be_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pygraph.callables.host_state.HostState.holds", lambda self: True)
+    monkeypatch.setattr("pygraph.callables.host.host_state.HostState.holds", lambda self: True)
     with pytest.raises(run.Differs), run.world():
         for seed in (2021, 2022):
             run.run_loop(seed)
