@@ -150,10 +150,10 @@ RecordedOperators OperatorLog::take() {
 std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction& function) {
   if (t_log == nullptr || !is_operator(function)) return nullptr;
   const int depth = t_log->depth_++;
-  t_log->tables_.enter(function.name(),
-                       !TableLog::is_listed(function.name()) || is_still_pytorchs(function));
   const bool is_outermost_listed = is_listed(function) && t_log->listed_depth_++ == 0;
   try {
+    t_log->tables_.enter(function.name(),
+                         !TableLog::is_listed(function.name()) || is_still_pytorchs(function));
     t_log->enter_any(function, depth);
     if (is_outermost_listed) t_log->enter_listed(function);
   } catch (const std::exception& error) {
@@ -187,7 +187,7 @@ void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
 void OperatorLog::begin(Operator& op, const at::RecordFunction& function) const {
   op = {};
   op.name = function.name();
-  op.first = count_nodes(driver_, stream_);
+  op.first = counted_nodes(driver_, stream_);
   op.is_on_side_stream = had_workspace_ || torch_cuda::current_stream(device_) != stream_;
 }
 
@@ -219,7 +219,7 @@ void OperatorLog::enter_listed(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   listed_ = {};
-  listed_.first = count_nodes(driver_, stream_);
+  listed_.first = counted_nodes(driver_, stream_);
   is_known_ = schema.has_value() && schema->arguments().size() == inputs.size();
   if (!is_known_) return;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -242,19 +242,30 @@ void OperatorLog::leave(const at::RecordFunction& function, at::ObserverContext*
   if (t_log == nullptr || !is_operator(function)) return;
   OperatorLog& log = *t_log;
   log.tables_.leave(function.name());
-  if (is_listed(function) && --log.listed_depth_ == 0) {
-    log.listed_.last = count_nodes(log.driver_, log.stream_);
-    if (log.is_known_) log.operators_.listed.push_back(std::move(log.listed_));
+  const int depth = --log.depth_;
+  const bool is_outermost_listed = is_listed(function) && --log.listed_depth_ == 0;
+  try {
+    if (is_outermost_listed) log.leave_listed();
+    log.leave_any(depth);
+  } catch (const std::exception& error) {
+    log.operators_.failure = std::string(function.name()) + ": " + error.what();
   }
-  --log.depth_;
-  if (log.inner_depth_ > 0 && log.depth_ == log.inner_depth_) {
-    log.inner_.last = count_nodes(log.driver_, log.stream_);
-    log.operators_.inner.push_back(std::move(log.inner_));
-    log.inner_depth_ = 0;
+}
+
+void OperatorLog::leave_listed() {
+  listed_.last = counted_nodes(driver_, stream_);
+  if (is_known_) operators_.listed.push_back(std::move(listed_));
+}
+
+void OperatorLog::leave_any(int depth) {
+  if (inner_depth_ > 0 && depth == inner_depth_) {
+    inner_.last = counted_nodes(driver_, stream_);
+    operators_.inner.push_back(std::move(inner_));
+    inner_depth_ = 0;
   }
-  if (log.depth_ > 0) return;
-  log.outermost_.last = count_nodes(log.driver_, log.stream_);
-  log.operators_.all.push_back(std::move(log.outermost_));
+  if (depth > 0) return;
+  outermost_.last = counted_nodes(driver_, stream_);
+  operators_.all.push_back(std::move(outermost_));
 }
 
 void declare_accesses(Recording& recording, RecordedOperators operators,

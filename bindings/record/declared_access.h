@@ -63,6 +63,8 @@ class OperatorLog {
   static void note_arguments(Operator& op, const at::RecordFunction& function, bool is_foreign);
   static void note_tensors(Operator& op, const at::RecordFunction& function);
   void enter_listed(const at::RecordFunction& function);
+  void leave_any(int depth);
+  void leave_listed();
   static std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
   static void leave(const at::RecordFunction& function, at::ObserverContext* context);
 

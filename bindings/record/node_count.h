@@ -26,4 +26,16 @@ inline uint32_t count_nodes(const Driver& driver, CUstream stream, uint32_t othe
   return otherwise;
 }
 
+// 0 where `stream` does not capture. Throws DriverError where the driver does not tell.
+inline uint32_t counted_nodes(const Driver& driver, CUstream stream) {
+  int status = 0;
+  CUgraph graph = nullptr;
+  size_t count = 0;
+  PYGRAPH_CHECK(
+      driver, stream_get_capture_info(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr));
+  if (status != abi::kCaptureStatusActive) return 0;
+  PYGRAPH_CHECK(driver, graph_get_nodes(graph, nullptr, &count));
+  return static_cast<uint32_t>(count);
+}
+
 }  // namespace pygraph::bindings
