@@ -25,7 +25,7 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs soak soak-training sanitize-gpu run test test-engine test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
+.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs fuzz-steps soak soak-training sanitize-gpu run test test-engine test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m examples.python.demo --example build/engine/examples/cpp/relocate
@@ -69,10 +69,13 @@ sanitize: $(READY)
 SECONDS ?= 60
 COUNT ?= 1000000
 SEED ?= 0
-fuzz: fuzz-engine fuzz-programs
+fuzz: fuzz-engine fuzz-programs fuzz-steps
 
 fuzz-programs: $(SITE)/ready
 	$(PY) -m tests.fuzz.run --seed $(SEED) --seconds $(SECONDS) --count $(COUNT)
+
+fuzz-steps: $(SITE)/ready
+	$(PY) -m tests.fuzz.steps.run --seed $$(date +%s) --count $(COUNT) --seconds $(SECONDS)
 
 fuzz-engine: build/engine/ready
 	build/engine/tests/cpp/fuzz/engine_fuzz --seed $$(date +%s)000 --seconds $(SECONDS)

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "torch_private/torch_cuda.h"
@@ -17,6 +18,14 @@ namespace {
 
 GraphedCallable* as_callable(PyObject* object) {
   return reinterpret_cast<GraphedCallable*>(object);
+}
+
+// What Python passes. Throws std::invalid_argument.
+GraphedCallable& checked(PyObject* object) {
+  if (PyObject_TypeCheck(object, graphed_callable_type()) == 0) {
+    throw std::invalid_argument("the engine takes a callable that graphed_callable() has made");
+  }
+  return *as_callable(object);
 }
 
 std::atomic<bool> g_paused = false;
@@ -228,7 +237,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.
 void remove_graph(PyObject* callable, const CapturedGraph* graph) {
-  auto& graphs = *as_callable(callable)->graphs;
+  auto& graphs = *checked(callable).graphs;
   const auto is_it = [&](const Decision& decided) { return decided.graph.get() == graph; };
   const auto found = std::ranges::find_if(graphs, is_it);
   if (found == graphs.end()) return;
@@ -239,7 +248,7 @@ void remove_graph(PyObject* callable, const CapturedGraph* graph) {
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
                                                       std::shared_ptr<CapturedGraph> graph,
                                                       size_t limit, uint64_t calls_per_recheck) {
-  auto& graphs = *as_callable(callable)->graphs;
+  auto& graphs = *checked(callable).graphs;
   remove_graph(callable, graph.get());
   graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_recheck});
   std::vector<std::shared_ptr<CapturedGraph>> dropped;
@@ -251,9 +260,9 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
 }
 
 void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck) {
-  const c10::Device device = device_of(*as_callable(callable));
+  const c10::Device device = device_of(checked(callable));
   const Switches now = current_switches();
-  auto& decided = *as_callable(callable)->uncaptured_decisions;
+  auto& decided = *checked(callable).uncaptured_decisions;
   std::erase_if(decided, [&](const Decision& old) { return old.matches(arguments, device, now); });
   std::vector<Argument> described = describe_arguments(arguments, device);
   for (const Argument& argument : described) {
@@ -264,25 +273,25 @@ void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t c
 }
 
 void clear_uncaptured_decisions(PyObject* callable) {
-  as_callable(callable)->uncaptured_decisions->clear();
+  checked(callable).uncaptured_decisions->clear();
 }
 
 void wait(PyObject* callable, std::string_view signature, double seconds) {
-  as_callable(callable)->waiting->insert_or_assign(hash_of(signature), seconds);
+  checked(callable).waiting->insert_or_assign(hash_of(signature), seconds);
 }
 
 double waiting_seconds(PyObject* callable, std::string_view signature) {
-  const auto& waiting = *as_callable(callable)->waiting;
+  const auto& waiting = *checked(callable).waiting;
   const auto left = waiting.find(hash_of(signature));
   return left == waiting.end() ? 0 : left->second;
 }
 
 void clear_waiting(PyObject* callable) {
-  as_callable(callable)->waiting->clear();
+  checked(callable).waiting->clear();
 }
 
 void clear_decisions(PyObject* callable) {
-  const std::vector<Decision> dropped = std::exchange(*as_callable(callable)->graphs, {});
+  const std::vector<Decision> dropped = std::exchange(*checked(callable).graphs, {});
   clear_uncaptured_decisions(callable);
   clear_waiting(callable);
 }

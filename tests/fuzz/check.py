@@ -228,6 +228,7 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
     from pygraph.partition import recording_policy
 
     old = recording_policy._RECORDED_AT_ONCE, recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC
+    select = os.environ.get("PYGRAPH_SELECT")
     is_shipped = program.settings["shipped"]
     if not is_shipped:
         recording_policy._RECORDED_AT_ONCE = 100
@@ -241,6 +242,9 @@ def _early_recording(program: Program, device: str) -> Iterator[None]:
             recording_policy._RECORDED_AT_ONCE,
             recording_policy._RECORDED_AT_ONCE_IF_DYNAMIC,
         ) = old
+        del os.environ["PYGRAPH_SELECT"]
+        if select is not None:
+            os.environ["PYGRAPH_SELECT"] = select
 
 
 def _count(outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,7 @@ class World:
         for owner, name, value in (
             (torch, "empty", empty),
             (runtime, "engine", lambda: self.engine),
+            (runtime, "partitions", weakref.WeakSet()),
             (stream_capture, "side_stream", lambda device: _stream(1)),
             (stream_capture, "_REGISTERS_GENERATORS", False),
             (memory_pools, "_allocator", lambda: None),

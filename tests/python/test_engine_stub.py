@@ -103,3 +103,17 @@ def test_the_fake_graphs_methods_take_what_the_engines_take() -> None:
             assert [p.name for p in parameters] == [argument.arg for argument in node.args.args]
             defaults = sum(p.default is not inspect.Parameter.empty for p in parameters)
             assert defaults == len(node.args.defaults), node.name
+
+
+def test_the_engine_takes_no_other_callables() -> None:
+    engine = runtime.engine()
+    for call in (
+        lambda: engine.clear_decisions(print),
+        lambda: engine.clear_waiting(print),
+        lambda: engine.wait(print, b"key", 1.0),
+        lambda: engine.waiting_seconds(print, b"key"),
+        lambda: engine.clear_uncaptured_decisions(print),
+        lambda: engine.add_uncaptured_decision(print, [], 0),
+    ):
+        with pytest.raises(ValueError, match=r"that graphed_callable\(\) has made"):
+            call()
