@@ -1,4 +1,4 @@
-"""A program with an operator that cannot be captured is compiled anew, with a cut there."""
+"""A program with an operator that cannot be captured is recompiled, with a cut there."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_programs_that_are_compiled_later_have_the_cut_from_the_start() -> None:
     for _ in range(2):
         first(randn(64))
     (reason,) = refusals()
-    assert reason.endswith("; compiled anew, without pygraph_test::synchronize in graphs")
+    assert reason.endswith("; recompiled, without pygraph_test::synchronize in graphs")
     second = compiled(lambda x: synchronize(x * 3) * 2)
     for _ in range(3):
         x = randn(64)

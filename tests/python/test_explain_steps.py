@@ -112,7 +112,7 @@ def test_a_row_tells_which_rates_are_followed(partitions: Any) -> None:
     [
         ("it waits for the GPU: aten::item (train.py:41)", "train.py:41", "return the tensor"),
         ("momentum differs from call to call", "", "pass it as a tensor on the GPU"),
-        ("each call changes n, which a replay would not; do that outside of it", "", ""),
+        ("each call changes n, which a replay would not; move that out of the callable", "", ""),
         ("operator aten::mm reads a tensor on the CPU; move it to the GPU", "", ""),
         ("another reason (with brackets)", "", ""),
     ],

@@ -1,4 +1,4 @@
-"""Operators that cannot be captured, and programs that are compiled anew for them, without a GPU."""
+"""Operators that cannot be captured, and programs that are recompiled for them, without a GPU."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_refusal_says_that_the_program_is_compiled_anew() -> None:
     compilation._code = _double.__code__
     entry = Entry()
     partition._pipeline.conclude(entry, attempt, 0.0, [])
-    assert entry.reason.endswith("; compiled anew, without mylib::waits in graphs")
+    assert entry.reason.endswith("; recompiled, without mylib::waits in graphs")
     partition._pipeline.conclude(other := Entry(), dataclasses.replace(attempt, operator=""), 0.0, [])
     assert other.reason == "RuntimeError: capturing"
 

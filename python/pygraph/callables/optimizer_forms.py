@@ -100,7 +100,9 @@ def _remedy(optimizer: torch.optim.Optimizer) -> str:
     ways = ["make it with fused=True"] if is_known and kind in _FUSED else []
     if is_known and "capturable" in optimizer.defaults:
         ways.append("use pygraph.graph(..., adapt_optimizers=True), which makes it capturable")
-    return ", or ".join(ways) if ways else f"{kind} has no other form: call its step outside"
+    if not ways:
+        return f"{kind} has no other form: call its step outside of the graph"
+    return ", or ".join(ways)
 
 
 def advice(path: str, optimizers: Mapping[str, torch.optim.Optimizer]) -> str:
@@ -121,4 +123,7 @@ def advice(path: str, optimizers: Mapping[str, torch.optim.Optimizer]) -> str:
             return f"make {kind} with fused=True, whose rate a graph follows"
         if "capturable" in optimizer.defaults or kind in _FUSED:
             return "use pygraph.graph(..., adapt_optimizers=True), with which a graph follows it"
-    return f"{kind} takes no other rate than a number: change it rarely, or call its step outside"
+    return (
+        f"{kind} takes no other rate than a number: change it rarely, or call its step outside of the "
+        "graph"
+    )

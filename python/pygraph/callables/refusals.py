@@ -76,7 +76,7 @@ def own_result(result: Any, host: HostState) -> str:
 def _not_differentiable(seen: Observation, before: HostState, observer: _engine.CallObserver) -> str:
     """Why a callable cannot have a graph inside of a differentiated program; empty if it may."""
     if any(gradient.is_used or gradient.after != "kept" for gradient in seen.gradients):
-        return "it sets gradients, and returns a result that requires one; make two callables of it"
+        return "it sets gradients, and returns a result that requires one; split it into two callables"
     if any(t.requires_grad and t.is_leaf for t in tensors_in(seen.result)):
         return "a result that requires a gradient is no function of anything that does"
     for path, tensor in before.found.tensors.items():
@@ -129,7 +129,7 @@ def _host_tensors(observer: _engine.CallObserver, device: torch.device) -> str:
 
 def _survivors(observer: _engine.CallObserver, known: list[torch.Tensor], device: torch.device) -> str:
     """Why memory that the call made, and that is neither a result nor a gradient, keeps it from having
-    a graph: a replay would not renew it."""
+    a graph: a replay would not update it."""
     makers = observer.makers_of_survivors(known, device)
     if makers:
         gc.collect()  # it may only be part of a cycle
@@ -138,5 +138,5 @@ def _survivors(observer: _engine.CallObserver, known: list[torch.Tensor], device
         return ""
     more = f" and {len(makers) - 1} more" if len(makers) > 1 else ""
     return (
-        f"it keeps a tensor from operator {makers[0]}{more}, which replays would not renew; return it"
+        f"it keeps a tensor from operator {makers[0]}{more}, which replays would not update; return it"
     )

@@ -234,4 +234,4 @@ def device_of(tensors: list[torch.Tensor]) -> torch.device | None:
 def describe_effects(effects: list[str]) -> str:
     """Why a callable whose calls change the host cannot have a graph."""
     shown = ", ".join(effects[:3]) + (f" and {len(effects) - 3} more" if len(effects) > 3 else "")
-    return f"each call changes {shown}, which a replay would not; do that outside of it"
+    return f"each call changes {shown}, which a replay would not; move that out of the callable"

@@ -204,5 +204,5 @@ class Pipeline:
             if self.compilation is not None and self.compilation.note_uncapturable(
                 result.operator, result.failure
             ):
-                return f"; compiled anew, without {result.operator} in graphs"
+                return f"; recompiled, without {result.operator} in graphs"
         return ""

@@ -25,7 +25,7 @@ _REMEDIES = (
     ("another structure than it did before", "make one callable for each way through it"),
     ("gradients to other tensors than before", "make one callable for each way through it"),
     ("an argument shares memory", "pass a copy"),
-    ("is an iterator whose place cannot be seen", "call next() outside, and pass what it gives"),
+    ("is an iterator whose position cannot be read", "call next() outside, and pass what it gives"),
     ("it reaches more than", "refer to less from it"),
     ("works on tensors whose memory is not known", "do it outside of the callable"),
     ("uses memory that no tensor known", "keep the tensor in an attribute"),

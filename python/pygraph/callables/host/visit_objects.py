@@ -65,7 +65,7 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     visit_held(walk, probes.contents_of(value), path)
     if probe is None and is_opaque and not has_slots and not isinstance(attributes, dict):
         if hasattr(type_, "__next__"):
-            raise Unseen(f"{path} is an iterator whose place cannot be seen")
+            raise Unseen(f"{path} is an iterator whose position cannot be read")
         walk.add_slot(path, Object(type_, id(value)))
 
 
