@@ -127,6 +127,29 @@ def test_while_a_graph_is_suspected_nobody_replays_it(world: World) -> None:
     assert world.graph.replays == replays
 
 
+def test_a_suspect_that_cannot_be_replayed_on_the_calls_stream_is_checked_later(world: World) -> None:
+    partition = world.partition(_x, audit=10)
+    entry = only_entry(partition)
+    by_chance = True
+
+    def replayed(args: list[Any]) -> list[Any]:
+        return [args[0] + (2 if by_chance else 1)]
+
+    world.graph.function = replayed
+    for _ in range(10):
+        partition.callable(_x())
+    assert entry.audits.suspects
+    by_chance = False
+    world.graph.error = world.engine.StreamNotReady("replays on other streams are not complete")
+    for _ in range(3):
+        assert partition.callable(_x())[0].tolist() == [1, 2, 3, 4]
+    assert entry.audits.suspects and entry.graph is world.graph
+    world.graph.error = None
+    assert partition.callable(_x())[0].tolist() == [1, 2, 3, 4]
+    assert not entry.audits.suspects and entry.state is State.CAPTURED
+    assert entry.audits.failed == 0
+
+
 def test_results_that_are_left_to_chance_are_no_failure(world: World) -> None:
     """As of a kernel that adds atomically: rounding differs from run to run."""
     noise = iter(range(1, 1 << 20))

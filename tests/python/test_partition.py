@@ -309,6 +309,27 @@ def test_a_suspect_result_is_checked_by_the_next_call(
     assert (entry.state, entry.recording.pending) == (State.CAPTURED, None)
 
 
+def test_suspects_that_a_call_cannot_check_are_checked_by_a_later_one(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = FakeGraph()
+    pending = Pending(Recording(graph, StandIns(), []), [3], 0)
+    attempts = [{"pending": pending}, {"failure": "not on this stream", "is_transient": True}, {}]
+    seen = []
+
+    def attempt(call: Call) -> Attempt:
+        seen.append(call.pending)
+        found = attempts[len(seen) - 1] or {"graph": graph}
+        return Attempt(list(call.args), **found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "attempt", attempt)
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    for _ in range(4):
+        entry = call(partition, None)
+    assert seen == [None, pending, pending]
+    assert (entry.state, entry.recording.pending) == (State.CAPTURED, None)
+
+
 def _raising(world: pytest.MonkeyPatch, **kwargs: bool) -> list[int]:
     """Recordings raise; the threads that they are made in."""
     threads: list[int] = []

@@ -16,6 +16,7 @@ from pygraph.options import Options
 from pygraph.partition.attempt import Attempt
 from pygraph.partition.call import Call, Function, SideEffects
 from pygraph.partition.pipeline import attempt
+from pygraph.partition.signature import Pending
 from pygraph.record import recorder
 from pygraph.record.recorder import Recording, Request
 from pygraph.verify import verify
@@ -143,6 +144,24 @@ def test_the_graph_that_is_used_is_the_one_whose_other_results_were_compared(
     second = attempt(dataclasses.replace(call, pending=first.pending))
     assert len(graphs) == 1
     assert second.graph is graphs[0]
+
+
+@pytest.mark.parametrize("suspects", [[], [0]])
+def test_a_stream_that_a_graph_cannot_be_replayed_on_yet_refuses_nothing(
+    monkeypatch: pytest.MonkeyPatch, suspects: list[int]
+) -> None:
+    """Suspects may be checked in another thread, on another stream than the graph was replayed on."""
+    graph = FakeGraph()
+    graph.error = runtime.engine().StreamNotReady("replays on other streams are not complete")
+    recording = Recording(graph, StandIns(), [])
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", lambda request: recording)
+    call = _call(add_one, [torch.ones(4)])
+    if suspects:
+        call = dataclasses.replace(call, pending=Pending(recording, suspects, 0))
+    result = attempt(call)
+    assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
+    assert result.is_transient and result.graph is None
 
 
 def test_a_graph_that_does_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

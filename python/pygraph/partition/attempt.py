@@ -98,7 +98,13 @@ def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozense
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
     failure = result.failure or _saved_elsewhere(_has_cpu_tensor(result.outputs))
     verified = None if failure else recording.graph
-    return Attempt(result.outputs, verified, failure, executable_bytes=taken)
+    return Attempt(
+        result.outputs,
+        verified,
+        failure,
+        executable_bytes=taken,
+        is_transient=result.is_transient,
+    )
 
 
 def _has_cpu_tensor(outputs: Sequence[Any]) -> bool:

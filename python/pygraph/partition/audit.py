@@ -198,7 +198,9 @@ class _Audit:
             return self.host.uncaptured(self.args)
         result = verify.verify(rehearsal, audits.suspects)
         audits.note_seconds(time.perf_counter() - start, goes_on=True)
-        if result.failure:
+        if result.is_transient:  # the next call tries again; until then no call is replayed
+            audits.extra += self._graph.replays - before
+        elif result.failure:
             self._drop(result.failure)
         else:
             audits.extra += self._graph.replays - before - 1

@@ -60,6 +60,7 @@ class Verification:
 
     outputs: the call's results. failure: why the graph must not be used, or empty.
     is_wrong: whether the graph computes something else, or writes to a stand-in page.
+    is_transient: whether it failed because the graph could not be replayed on this call's stream yet.
     suspects: positions of results that differ, so that only a thorough check can decide.
     executable_bytes: device memory of the executable graph, as far as it could be measured.
     """
@@ -67,6 +68,7 @@ class Verification:
     outputs: Sequence[Any]
     failure: str = ""
     is_wrong: bool = False
+    is_transient: bool = False
     suspects: Sequence[int] = ()
     executable_bytes: int = 0
 
@@ -104,24 +106,24 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
     """Makes one replay, then the call itself, and compares them."""
     recording = rehearsal.recording
     seen: Sequence[Any] = ()
-    failure, is_wrong = "", False
+    failed: Verification | None = None
     in_bits = recording.graph.output_bytes <= LARGE_BYTES
     try:
         seen, bits = _replay_once(rehearsal, in_bits)
         if recording.branched is not None:
             recording.use(_choose_layout(rehearsal, recording.graph, recording.branched, bits))
     except Exception as error:
-        failure, is_wrong = _describe(error), isinstance(error, WrongReplay)
+        failed = _failed(error)
     outputs, results = rehearsal.call()
-    if failure:
-        return Verification(outputs, failure, is_wrong)
+    if failed is not None:
+        return dataclasses.replace(failed, outputs=outputs)
     try:
         expected: Sequence[Any] = results if in_bits else fingerprints(results)
         is_same = same_bits if in_bits else eq
         pairs = enumerate(zip(seen, expected, strict=True))
         return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
     except Exception as error:
-        return Verification(outputs, _describe(error))
+        return dataclasses.replace(_failed(error), outputs=outputs)
 
 
 def _replay_once(rehearsal: Rehearsal, in_bits: bool) -> tuple[Sequence[Any], list[int]]:
@@ -186,25 +188,27 @@ def _check_branches(
 
 def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verification:
     """Makes replays and uncaptured runs until the suspects can be judged, then the call."""
-    failure, is_wrong = "", False
+    failed: Verification | None = None
     mismatches: Sequence[Mismatch] = []
     try:
         mismatches = _compare(rehearsal, suspects)
         if mismatches and rehearsal.recording.graph.donated:
             mismatches = _compare(rehearsal, suspects, gives_away=False)
     except Exception as error:
-        failure, is_wrong = _describe(error), isinstance(error, WrongReplay)
+        failed = _failed(error)
     outputs, results = rehearsal.call()
-    if mismatches:
-        is_wrong = True
-        worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
-        wrong = len({mismatch.position for mismatch in mismatches})
-        failure = (
-            f"verification failed: {wrong} of {len(results)} results differ from the "
-            f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
-            f"uncaptured run by {worst.runs}"
-        )
-    return Verification(outputs, failure, is_wrong)
+    if failed is not None:
+        return dataclasses.replace(failed, outputs=outputs)
+    if not mismatches:
+        return Verification(outputs)
+    worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
+    wrong = len({mismatch.position for mismatch in mismatches})
+    failure = (
+        f"verification failed: {wrong} of {len(results)} results differ from the "
+        f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
+        f"uncaptured run by {worst.runs}"
+    )
+    return Verification(outputs, failure, is_wrong=True)
 
 
 def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
@@ -232,6 +236,16 @@ def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]
     """The results that are wrong in one more replay."""
     comparison.add_replay(rehearsal.replay(rehearsal.recording.graph, POISON_ONES, suspects))
     return comparison.mismatches()
+
+
+def _failed(error: Exception) -> Verification:
+    """Without the call's results. Does not keep the error, whose frames hold memory."""
+    return Verification(
+        (),
+        _describe(error),
+        is_wrong=isinstance(error, WrongReplay),
+        is_transient=isinstance(error, runtime.engine().StreamNotReady),
+    )
 
 
 def _describe(error: Exception) -> str:
