@@ -121,14 +121,13 @@ bool is_still_pytorchs(const at::RecordFunction& function) {
 
 }  // namespace
 
-OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space,
-                         bool had_workspace)
-    : driver_(driver),
-      device_(device),
-      had_workspace_(had_workspace),
-      stream_(stream),
-      space_(space),
-      tables_(driver, stream) {
+void RecordedOperators::doubt_workspaces() {
+  for (Operator& op : all) op.is_on_side_stream = true;
+  for (Operator& op : inner) op.is_on_side_stream = true;
+}
+
+OperatorLog::OperatorLog(const Driver& driver, int device, CUstream stream, Range space)
+    : driver_(driver), device_(device), stream_(stream), space_(space), tables_(driver, stream) {
   t_log = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                            .needsInputs(true)
@@ -188,7 +187,7 @@ void OperatorLog::begin(Operator& op, const at::RecordFunction& function) const 
   op = {};
   op.name = function.name();
   op.first = counted_nodes(driver_, stream_);
-  op.is_on_side_stream = had_workspace_ || torch_cuda::current_stream(device_) != stream_;
+  op.is_on_side_stream = torch_cuda::current_stream(device_) != stream_;
 }
 
 void OperatorLog::note_arguments(Operator& op, const at::RecordFunction& function,

@@ -43,14 +43,16 @@ struct RecordedOperators {
   std::vector<HostTable> tables;         // that listed ones copied (table_log.h)
   bool uses_fft_plans = false;           // of PyTorch's cache (fft_plans.h)
   std::string failure;                   // why they are not complete; empty if they are
+
+  // The recording's own stream has a workspace that is not the recording's: any of them may use it.
+  void doubt_workspaces();
 };
 
 // Collects operators from construction to destruction, on the constructing thread. One at a time.
 class OperatorLog {
  public:
-  // `stream`, of the device, is the one that captures into `space`. had_workspace: whether
-  // libraries had a workspace on it before.
-  OperatorLog(const Driver& driver, int device, CUstream stream, Range space, bool had_workspace);
+  // `stream`, of the device, is the one that captures into `space`.
+  OperatorLog(const Driver& driver, int device, CUstream stream, Range space);
   ~OperatorLog();
   OperatorLog(const OperatorLog&) = delete;
   OperatorLog& operator=(const OperatorLog&) = delete;
@@ -70,7 +72,6 @@ class OperatorLog {
 
   const Driver& driver_;
   int device_;
-  bool had_workspace_;
   CUstream stream_;
   Range space_;
   int depth_ = 0;  // of operators inside each other

@@ -79,16 +79,16 @@ PyObject* RecordingPair::stand_ins(int index) {
 
 void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
-  workspaces_.emplace(halves_[index].space->range());
+  workspaces_.emplace(stream, halves_[index].space->range());
   scrub_stack();
   scope_.emplace(driver_, stream, *halves_[index].space);
-  operator_log_.emplace(driver_, device_.index(), stream, halves_[index].space->range(),
-                        has_blas_workspace(stream));
+  operator_log_.emplace(driver_, device_.index(), stream, halves_[index].space->range());
 }
 
 void RecordingPair::end() {
   if (operator_log_) {
     operators_ = operator_log_->take();
+    if (workspaces_->uses_other_memory()) operators_.doubt_workspaces();
     uses_fft_plans_ |= operators_.uses_fft_plans;
     scratch_ = workspaces_->stand_ins();
     halves_[current_].log = scope_->log();

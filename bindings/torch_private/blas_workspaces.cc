@@ -56,9 +56,10 @@ std::set<void*>& own_handles() {
 
 }  // namespace
 
-RecordedBlasWorkspaces::RecordedBlasWorkspaces(Range stand_ins) : stand_ins_(stand_ins) {
-  workspaces();
-}
+RecordedBlasWorkspaces::RecordedBlasWorkspaces(CUstream stream, Range stand_ins)
+    : stream_(stream),
+      stand_ins_(stand_ins),
+      set_aside_{{{*workspaces()[0], stream}, {*workspaces()[1], stream}}} {}
 
 RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
   for (BlasWorkspaces* all : workspaces()) {
@@ -98,6 +99,15 @@ std::vector<uint64_t> RecordedBlasWorkspaces::stand_ins() const {
   return addresses;
 }
 
+bool RecordedBlasWorkspaces::uses_other_memory() const {
+  return std::ranges::any_of(workspaces(), [&](BlasWorkspaces* all) {
+    const std::shared_lock lock(all->mutex);
+    return std::ranges::any_of(all->map, [&](const auto& entry) {
+      return std::get<1>(entry.first) == stream_ && !stand_ins_.contains(address_of(entry.second));
+    });
+  });
+}
+
 std::vector<Range> side_blas_workspaces() {
   const auto sizes = find_functions<size_t>(
       {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"});
@@ -111,14 +121,6 @@ std::vector<Range> side_blas_workspaces() {
     }
   }
   return found;
-}
-
-bool has_blas_workspace(CUstream stream) {
-  return std::ranges::any_of(workspaces(), [&](BlasWorkspaces* all) {
-    const std::shared_lock lock(all->mutex);
-    return std::ranges::any_of(
-        all->map, [&](const auto& entry) { return std::get<1>(entry.first) == stream; });
-  });
 }
 
 void free_blas_workspaces() {

@@ -1,12 +1,16 @@
 // The workspaces that PyTorch keeps for cuBLAS: one per library handle (that is, thread) and
-// stream.
+// stream. Since release 2.15 it keeps them only with TORCH_CUBLAS_WORKSPACE_CACHE=1; else each
+// product allocates its own.
 //
-// A recording is made on a stream that nothing else uses, so it finds no workspace. Its kernels use
-// a stand-in of the recording, which must be removed from PyTorch's maps afterwards. Entries of
-// other threads are never touched: one may be about to launch a kernel with the workspace that it
-// has found there, and if that memory were freed and the allocator's cache emptied meanwhile, the
-// kernel would read memory that is not mapped. (at::cuda::clearCublasWorkspaces, which PyTorch's
-// own graphs call, does that.)
+// A recording is made on a stream that nothing else uses. Its kernels use a stand-in of the
+// recording, which must be removed from PyTorch's maps afterwards. A workspace that is there for
+// that stream all the same is set aside meanwhile: it may be of a destroyed stream that had the
+// same handle. It is not freed, because a graph that the program has captured may use it.
+//
+// Entries of other threads for other streams are never touched: one may be about to launch a kernel
+// with the workspace that it has found there, and if that memory were freed and the allocator's
+// cache emptied meanwhile, the kernel would read memory that is not mapped.
+// (at::cuda::clearCublasWorkspaces, which PyTorch's own graphs call, does that.)
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -20,6 +24,7 @@
 #include <vector>
 
 #include "pygraph/recording.h"
+#include "torch_private/set_aside.h"
 
 namespace pygraph::bindings {
 
@@ -40,9 +45,9 @@ struct BlasWorkspaces {
 // Exists during a recording of this thread.
 class RecordedBlasWorkspaces {
  public:
-  // `stand_ins`: the addresses of the recording. Throws std::runtime_error where this PyTorch keeps
-  // its workspaces elsewhere.
-  explicit RecordedBlasWorkspaces(Range stand_ins);
+  // `stream`: that of the recording. `stand_ins`: its addresses. Throws std::runtime_error where
+  // this PyTorch keeps its workspaces elsewhere.
+  RecordedBlasWorkspaces(CUstream stream, Range stand_ins);
   // Frees the recording's workspaces.
   ~RecordedBlasWorkspaces();
   // Which handles of cuBLAS are this thread's: those whose workspaces it has allocated itself.
@@ -50,20 +55,20 @@ class RecordedBlasWorkspaces {
   void note_own(const std::vector<uint64_t>& allocated_here);
   // Addresses of the recording's workspaces so far.
   std::vector<uint64_t> stand_ins() const;
+  // Whether the stream has got a workspace in other memory meanwhile.
+  bool uses_other_memory() const;
   RecordedBlasWorkspaces(const RecordedBlasWorkspaces&) = delete;
   RecordedBlasWorkspaces& operator=(const RecordedBlasWorkspaces&) = delete;
 
  private:
+  CUstream stream_;
   Range stand_ins_;
+  std::array<SetAside<BlasWorkspaces>, 2> set_aside_;
 };
 
 // The workspaces of all threads for streams other than the default one. A recording whose function
 // also works on such a stream uses that stream's workspaces. Thread-safe.
 std::vector<Range> side_blas_workspaces();
-
-// Whether any thread has a workspace for the stream. A new stream may have one of a destroyed
-// stream with the same handle. Thread-safe.
-bool has_blas_workspace(CUstream stream);
 
 // Frees this thread's workspaces of the default stream, if the thread has made a recording that
 // used cuBLAS. No graph can hold them, because nothing can be captured on that stream. PyTorch

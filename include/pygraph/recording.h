@@ -116,8 +116,8 @@ struct Operator {
   // known. Nothing is known about its use of addresses: its kernels may keep one in memory, and use
   // it later, also in another call.
   bool is_foreign = false;
-  // Whether it worked on a stream on which libraries had a workspace before. In most cases that is
-  // another stream than the capture's.
+  // Whether it worked on a stream on which libraries have workspaces that are not the recording's.
+  // In most cases that is another stream than the capture's.
   bool is_on_side_stream = false;
   // The storages of its tensors, and of those that it gives to the framework's operators.
   std::vector<Range> arguments = {};

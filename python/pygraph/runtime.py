@@ -298,6 +298,19 @@ def uncaptured() -> Iterator[None]:
         settle(undo)
 
 
+def begin_without_recordings(undo: Undo) -> None:
+    """Until the steps are made that it adds to ``undo``, no other thread records. Waits for one that
+    does, though not for ever: it may be waiting for this thread."""
+    if record_lock.is_held_here():
+        return
+    pause = engine().pause
+    entered = _Pause()
+    undo.append(functools.partial(_end_pause, entered, pause))
+    end = time.monotonic() + LONGEST_CAPTURE
+    while not _try_to_pause(entered, pause) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
 def _forget_other_threads() -> None:
     """Replaces locks in a forked process, where other threads do not exist: a lock that one of them
     held would never be released."""

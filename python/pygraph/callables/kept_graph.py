@@ -6,15 +6,18 @@
 The backward of the one node runs the kept graph, on the tensors that the forward has saved
 (saved_tensors.py). In a replay a CUDA graph does, which was recorded while the kept graph ran.
 
-Nodes belong to the stream that they were made on. So there is a kept graph for each stream: that of
-recordings, and those of calls.
+Nodes belong to the stream that they were made on, and run on it. So there is a kept graph for each
+stream: that of recordings, and those of calls. A replay makes no nodes, so a backward that runs
+uncaptured may find no graph of its stream, and runs that of another one. Not that of recordings, if
+there is a choice: what runs on their stream while another thread records would become a part of that
+thread's graph. Nor that of a stream that the program has made, and may have destroyed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -37,6 +40,13 @@ from pygraph.undoing import Undo, undoing
 _SPLITS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
 
 
+class Stream(NamedTuple):
+    """is_lasting: whether it is one of PyTorch's, which are not destroyed. That of recordings is not."""
+
+    handle: int
+    is_lasting: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class KeptGraph:
     """edges: of results that require gradients. leaves: by position among ``Structure.ends``.
@@ -45,7 +55,7 @@ class KeptGraph:
     edges: list[GradientEdge]
     leaves: list[GradientEdge]
     constants: dict[int, torch.Tensor]
-    stream: int
+    stream: Stream
 
 
 @dataclasses.dataclass
@@ -60,7 +70,8 @@ class Structure:
 
     on_host: numbers of what is made on the CPU in calls without a graph. patterns: how many patterns of
     gradients have partitions. is_lasting: whether it is that of more calls than one. is_observed:
-    whether a backward was, in which Python runs.
+    whether a backward was, in which Python runs. graphs: by handle of their stream; the first is that of
+    the recordings, which show the structure.
     """
 
     places: list[Place]
@@ -154,7 +165,7 @@ def keep(
     ends: list[torch.Tensor],
     instead: list[torch.Tensor],
     constants: dict[int, torch.Tensor],
-    stream: int,
+    stream: Stream,
 ) -> None:
     """Makes the graph of a run the kept one of its stream. Nothing else may use it any more. instead:
     leaves in place of the ends that are reached."""
@@ -162,7 +173,7 @@ def keep(
     runtime.engine().reroute_graph(results, [ends[i] for i in structure.ends], instead)
     edges = [get_gradient_edge(result) for result in results]
     own = [get_gradient_edge(leaf) for leaf in instead]
-    structure.graphs[stream] = KeptGraph(edges, own, constants, stream)
+    structure.graphs[stream.handle] = KeptGraph(edges, own, constants, stream)
 
 
 def run(
@@ -177,7 +188,8 @@ def run(
     and number. gradients: of the results. exchanged: by number and owner, tensors of the state that
     have other memory now."""
     stream = stream_of(device)
-    graph = structure.graphs.get(stream) or next(iter(structure.graphs.values()))
+    graph = _graph_for(stream, list(structure.graphs.values()))
+    is_elsewhere = graph.stream.handle != stream.handle
     tensors = []
     for i, place in enumerate(structure.places):
         if place.kind == CONSTANT:
@@ -197,6 +209,8 @@ def run(
         return [None] * len(wanted)
 
     def differentiate(undo: Undo) -> tuple[torch.Tensor | None, ...]:
+        if is_elsewhere and not graph.stream.is_lasting:
+            runtime.begin_without_recordings(undo)
         run_backwards_here(undo)
         run_on(tensors, undo)
         return torch.autograd.grad(
@@ -208,12 +222,27 @@ def run(
         )
 
     found = undoing(differentiate)
-    if graph.stream != stream:  # of memory that was allocated on that stream
+    if is_elsewhere:  # of memory that was allocated on that stream
         for gradient in found:
             if gradient is not None and gradient.is_cuda:
                 gradient.record_stream(torch.cuda.current_stream(device))
     return list(found)
 
 
-def stream_of(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+def _graph_for(stream: Stream, graphs: list[KeptGraph]) -> KeptGraph:
+    """That of the stream, or else the latest of a stream that lasts. There is none where graphs are not
+    verified, or where the program works on streams of its own: then that of recordings."""
+    own = next((graph for graph in graphs if graph.stream.handle == stream.handle), None)
+    lasting = next((graph for graph in reversed(graphs) if graph.stream.is_lasting), None)
+    return own or lasting or graphs[0]
+
+
+def stream_of(device: torch.device) -> Stream:
+    """The current one."""
+    if device.type != "cuda":
+        return Stream(0, True)
+    stream = torch.cuda.current_stream(device)
+    # PyTorch's numbers of streams: 0 is the default stream, odd ones are those that it keeps for good,
+    # others are handles of streams that it has not made (c10/cuda/CUDAStream.cpp).
+    number = stream.stream_id
+    return Stream(stream.cuda_stream, number == 0 or number % 2 != 0)

@@ -1,0 +1,40 @@
+// Entries of a map, by handle and stream, that are not in it for a while.
+#pragma once
+
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace pygraph::bindings {
+
+// Takes the entries of one stream out of a map, and puts them back when it is destroyed. One that
+// has another one in its place by then is kept for good, because its memory may be in use. The map
+// has a `mutex` beside it. Nothing is allocated or freed.
+template <typename Entries>
+class SetAside {
+ public:
+  SetAside(Entries& entries, void* stream) : entries_(entries) {
+    const std::lock_guard lock(entries_.mutex);
+    for (auto it = entries_.map.begin(); it != entries_.map.end();) {
+      const auto next = std::next(it);
+      if (std::get<1>(it->first) == stream) taken_.insert(entries_.map.extract(it));
+      it = next;
+    }
+  }
+  ~SetAside() {
+    static auto* replaced = new std::multimap<typename Map::key_type, typename Map::mapped_type>;
+    const std::lock_guard lock(entries_.mutex);
+    entries_.map.merge(taken_);
+    replaced->merge(taken_);
+  }
+  SetAside(const SetAside&) = delete;
+  SetAside& operator=(const SetAside&) = delete;
+
+ private:
+  using Map = decltype(Entries::map);
+  Entries& entries_;
+  Map taken_;
+};
+
+}  // namespace pygraph::bindings
