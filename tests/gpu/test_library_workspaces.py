@@ -1,13 +1,15 @@
-"""Workspaces that PyTorch keeps for cuBLAS: what a trial frees of them."""
+"""Workspaces that PyTorch keeps for cuBLAS: what a trial frees of them, and what recordings use."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.library import custom_op
 
 from pygraph import runtime
+from pygraph.gpu.load import side_stream
 
-from .support import compiled, randn
+from .support import captured, compiled, randn, refusals
 
 _SMALL = 1 << 20  # bytes; a workspace has 4 MiB at least
 
@@ -33,9 +35,21 @@ def differentiates(x: torch.Tensor) -> torch.Tensor:
 differentiates.register_fake(lambda x: torch.empty_like(x))
 
 
+def _keeps_workspaces() -> bool:
+    """PyTorch 2.15 allocates one for each product, unless TORCH_CUBLAS_WORKSPACE_CACHE=1 is set."""
+    x = randn(512, 512)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    product = x @ x
+    return torch.cuda.memory_allocated() - before > product.nbytes + _SMALL
+
+
 @torch.no_grad()
 def test_the_workspace_of_autograds_thread_is_not_freed() -> None:
     """That thread works for others, too: one of them may just be using it."""
+    if not _keeps_workspaces():
+        pytest.skip("this PyTorch keeps no workspaces between products")
     model = compiled(lambda x: differentiates(x) * 2)
     x = randn(512, 512)
     with torch.enable_grad():
@@ -54,3 +68,22 @@ def test_the_workspace_of_autograds_thread_is_not_freed() -> None:
         before = torch.cuda.memory_allocated()
         (gradient,) = torch.autograd.grad(loss, w)
         assert torch.cuda.memory_allocated() - before <= gradient.nbytes + _SMALL
+
+
+@torch.no_grad()
+def test_a_workspace_on_the_stream_of_recordings_is_set_aside() -> None:
+    """As a destroyed stream leaves one, whose handle the stream of recordings has got."""
+    x = randn(512, 512)
+    with torch.cuda.stream(side_stream(0)):
+        x @ x
+    torch.cuda.synchronize()
+    model = compiled(lambda x: torch.relu(x @ x) @ x)
+    for _ in range(6):
+        torch.testing.assert_close(model(x), torch.relu(x @ x) @ x)
+    assert len(captured()) == 1 and refusals() == []
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(side_stream(0)):
+        product = x @ x
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before <= product.nbytes + _SMALL, "it is not there again"

@@ -16,10 +16,9 @@ from pygraph.partition import recording_policy, selector
 
 from .support import compiled
 
-_SECONDS = 6.0
-
-# While one thread compiles, PyTorch 2.11 refuses calls in others, with any backend.
-_DYNAMOS_OWN = "using FX to symbolically trace"
+_SECONDS = 6.0  # at least
+_AT_MOST = 120.0  # until graphs have been replayed and audited
+_LONGEST_ROUND = 10.0  # between two resets
 
 
 @pytest.mark.parametrize("select", ["auto", "always"])
@@ -56,24 +55,32 @@ def test_calls_are_right_while_graphs_are_dropped(
                     if not bool((result == 3 * value).all()):
                         failures.append(f"thread {seed}: {value}")
         except Exception as error:
-            if _DYNAMOS_OWN not in str(error):
-                failures.append(error)
+            failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    replays = audits = 0
-    end = time.monotonic() + _SECONDS
-    while time.monotonic() < end and not failures:
-        time.sleep(0.3)
-        rows = pygraph.stats()
-        replays += sum(row.replays for row in rows)
-        audits += sum(row.audits for row in rows)
-        assert all(row.audits_failed == 0 for row in rows)
-        pygraph.reset()
-    done.set()
-    for thread in threads:
-        thread.join()
+    # Where several threads call a function, Dynamo overlooks what it has compiled now and then: while
+    # one goes through its entries, others change their order. It would compile again, up to its limit,
+    # and meanwhile refuse the calls of others. Such calls run as they are here.
+    with torch.compiler.set_stance("eager_on_recompile"):
+        for thread in threads:
+            thread.start()
+        replays = audits = 0
+        pause = 0.3
+        begin = time.monotonic()
+        while not failures and time.monotonic() < begin + _AT_MOST:
+            if time.monotonic() > begin + _SECONDS and replays > 0 and audits > 0:
+                break
+            time.sleep(pause)
+            rows = pygraph.stats()
+            replays += sum(row.replays for row in rows)
+            audits += sum(row.audits for row in rows)
+            assert all(row.audits_failed == 0 for row in rows)
+            if audits == 0:  # a slow machine needs longer for one
+                pause = min(1.5 * pause, _LONGEST_ROUND)
+            pygraph.reset()
+        done.set()
+        for thread in threads:
+            thread.join()
     assert failures == []
     assert replays > 0 and audits > 0
     assert not runtime.record_lock.locked()

@@ -15,7 +15,12 @@ from pygraph.callables.kept_graph import KeptGraph, Stream, Structure
 
 from .contexts import recording
 
-_RECORDINGS, _DEFAULT, _POOLED, _OWN = Stream(8, False), Stream(0, True), Stream(16, True), Stream(24, False)
+_RECORDINGS, _DEFAULT, _POOLED, _OWN = (
+    Stream(8, False),
+    Stream(0, True),
+    Stream(16, True),
+    Stream(24, False),
+)
 _locked: list[bool] = []  # in backwards: whether a thread could not begin to record
 
 
@@ -41,9 +46,7 @@ def _structure(**graphs: Stream) -> Structure:
     return structure
 
 
-def _stream_of_backward(
-    monkeypatch: pytest.MonkeyPatch, structure: Structure, current: Stream
-) -> int:
+def _stream_of_backward(monkeypatch: pytest.MonkeyPatch, structure: Structure, current: Stream) -> int:
     """The handle of the one whose graph a backward on the current stream runs."""
     monkeypatch.setattr(kept_graph, "stream_of", lambda device: current)
     _locked.clear()

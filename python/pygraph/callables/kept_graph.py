@@ -41,7 +41,7 @@ _SPLITS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
 
 
 class Stream(NamedTuple):
-    """is_lasting: whether it is one of PyTorch's, which are not destroyed. That of recordings is not."""
+    """is_lasting: whether it is one of PyTorch's, which are not destroyed. Recordings have another."""
 
     handle: int
     is_lasting: bool
@@ -70,8 +70,8 @@ class Structure:
 
     on_host: numbers of what is made on the CPU in calls without a graph. patterns: how many patterns of
     gradients have partitions. is_lasting: whether it is that of more calls than one. is_observed:
-    whether a backward was, in which Python runs. graphs: by handle of their stream; the first is that of
-    the recordings, which show the structure.
+    whether a backward was, in which Python runs. graphs: by handle of their stream; the first is that
+    of the recordings, which show the structure.
     """
 
     places: list[Place]

@@ -162,8 +162,8 @@ class Pipeline:
                 allocator.give_back(after=at_stake)
 
     def _retry_later(self, entry: Entry, result: Attempt) -> None:
-        """Lets a later call record the signature, or check its suspects. The reason may lie in this call:
-        a library without a handle for the thread, a memory pool of the program's, another stream."""
+        """Lets a later call record the signature, or check its suspects. The reason may lie in this
+        call: a library without a handle for the thread, a memory pool of the program's, its stream."""
         entry.recording.retries.note(result.is_transient)
         text = "%s: not recorded in this call: %s"
         runtime.note(logging.INFO, text, self.host.info.name, result.failure)
