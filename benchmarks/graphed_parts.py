@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -89,13 +90,21 @@ def _by_hand(program: Program) -> Step:
     with torch.cuda.graph(graph, stream=stream):
         loss = program.step(x, y)
 
-    def step(new_x: torch.Tensor, new_y: torch.Tensor) -> torch.Tensor:
-        x.copy_(new_x)
-        y.copy_(new_y)
-        graph.replay()
-        return loss
+    return functools.partial(_replay, program, graph, (x, y), loss)
 
-    return step
+
+def _replay(
+    program: Program,  # whose memory the graph uses
+    graph: torch.cuda.CUDAGraph,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    loss: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    batch[0].copy_(x)
+    batch[1].copy_(y)
+    graph.replay()
+    return loss
 
 
 def _ways(layers: int) -> list[Way]:

@@ -16,6 +16,7 @@ from . import compiled_level, partition_level
 from .calls import FLIPS
 from .observe import Difference, Seen, differences, message_of
 from .program import UNCAPTURED, Program
+from .rounding import moved_by_rounding
 from .series import FatalError, Run, series, synchronize
 
 # How far apart results of one computation may be, of their norm, where the order of additions is left
@@ -118,12 +119,17 @@ def _check(
             }
             found = [difference for difference in found if difference.error not in raised]
         runs = [differences(wanted, run_again, _may_share(program)) for run_again in again]
-        _judge(program, outcome, found, runs)
+        beyond = _judge(program, outcome, found, runs)
+        if outcome.verdict == "wrong" and program.level == "compiled":
+            is_of_graphs = device.startswith("cuda") and _differs_from_own_code(
+                program, device, run, seen, outcome
+            )
+            if not is_of_graphs and _is_rounding(program, device, beyond):
+                outcome.verdict = "by chance"
+                outcome.detail.append("rounding anew, at random, moves the results as far")
         if outcome.verdict == "wrong":
             traces = [frame for call in seen for frame in call.error_trace]
             outcome.evidence = [*lines, *graphs, *traces[:40]]
-        if outcome.verdict == "wrong" and program.level == "compiled" and device.startswith("cuda"):
-            _compare_with_own_code(program, device, run, seen, outcome)
     elif outcome.raised == outcome.calls:
         outcome.verdict = "raises"
         outcome.detail = sorted({f"{seen.error}: {seen.error_text}" for seen in wanted})
@@ -135,30 +141,41 @@ def _may_share(program: Program) -> bool:
 
 def _judge(
     program: Program, outcome: Outcome, found: list[Difference], runs: list[list[Difference]]
-) -> None:
+) -> list[Difference]:
+    """Sets the verdict; the differences that are not within the limits for all programs."""
     varying = {(d.call, d.what): d.distance for run in runs for d in run}
     outcome.detail = [f"call {d.call}, {d.what}: {d.text}" for d in found[:6]]
     if not found:
         outcome.verdict = "by chance"
-        return
+        return found
     flips = any(action in FLIPS for call in program.calls for action in call.before)
     is_by_chance = bool(varying) or program.has_chance or program.level == "compiled" or flips
     if not is_by_chance or any(d.what in ("error", "layout", "random", "shared") for d in found):
         outcome.verdict = "wrong"
-        return
+        return found
     spread = max((d for d in varying.values() if math.isfinite(d)), default=0.0)
-    if all(d.distance <= max(_ROUNDING, _SPREAD * spread) for d in found):
+    beyond = [d for d in found if not d.distance <= max(_ROUNDING, _SPREAD * spread)]
+    if not beyond:
         outcome.verdict = "by chance"
     elif varying or program.has_chance:
         outcome.verdict = "unjudged"  # rounding decides what is compared, ordered or selected later
     else:
         outcome.verdict = "wrong"
+    return beyond
 
 
-def _compare_with_own_code(
+def _is_rounding(program: Program, device: str, found: list[Difference]) -> bool:
+    """Whether code that rounds in another way may differ as much; see rounding.py."""
+    if not all(math.isfinite(d.gap) for d in found):
+        return False
+    moved = moved_by_rounding(program, device)
+    return all(d.gap <= _SPREAD * moved.get((d.call, d.what), 0.0) for d in found)
+
+
+def _differs_from_own_code(
     program: Program, device: str, run: Run, seen: list[Seen], outcome: Outcome
-) -> None:
-    """Whether the graphs, or PyGraph's changes to the code, are what makes the difference."""
+) -> bool:
+    """Whether the graphs make the difference, and not what PyGraph changes of the code."""
     from pygraph import runtime
 
     with runtime.uncaptured():
@@ -169,6 +186,7 @@ def _compare_with_own_code(
         if blame
         else "uncaptured, the same compiled code gives what its graphs give"
     )
+    return bool(blame)
 
 
 @contextlib.contextmanager

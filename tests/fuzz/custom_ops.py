@@ -82,8 +82,17 @@ if triton is not None:
         tl.store(to + at, value, (at < n) & (value > 1e9))
 
 
+def _need_one_layout(*tensors: Tensor) -> None:
+    """On every device: the kernels find an element by its number, whatever the strides are, and would
+    read what lies behind a tensor that has fewer elements in memory."""
+    first = tensors[0]
+    if not all(t.is_contiguous() and t.shape == first.shape for t in tensors):
+        raise ValueError("the Triton kernels take contiguous tensors of one shape")
+
+
 def triton_scale(x: Tensor) -> Tensor:
     """A fresh result, of a contiguous tensor."""
+    _need_one_layout(x)
     y = torch.empty_like(x)
     if not x.is_cuda:
         return y.copy_(x * 0.75)
@@ -92,7 +101,8 @@ def triton_scale(x: Tensor) -> Tensor:
 
 
 def triton_add(to: Tensor, x: Tensor) -> None:
-    """Writes in place; both contiguous and of one size."""
+    """Writes in place; both contiguous and of one shape."""
+    _need_one_layout(to, x)
     if not x.is_cuda:
         to.add_(x)
         return
@@ -100,7 +110,8 @@ def triton_add(to: Tensor, x: Tensor) -> None:
 
 
 def triton_where_large(to: Tensor, x: Tensor) -> None:
-    """Writes nothing for most values, although it may."""
+    """Writes nothing for most values, although it may. Both contiguous and of one shape."""
+    _need_one_layout(to, x)
     if not x.is_cuda:
         to.copy_(torch.where(x > 1e9, x, to))
         return

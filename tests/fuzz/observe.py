@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,12 +63,13 @@ def states(device: str, generator: torch.Generator | None) -> list[bytes]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """call, what: where. distance: of tensors, relative to their norm; NaN where there is none. error:
-    what was raised, by one of both only."""
+    """call, what: where. gap: the norm of what tensors differ by. distance: the same, relative to the
+    tensor's norm. NaN where there is none. error: what was raised, by one of both only."""
 
     call: int
     what: str
     text: str
+    gap: float = float("nan")
     distance: float = float("nan")
     error: str = ""
 
@@ -121,12 +123,29 @@ def differences(
     return found + _differing_tensors(pairs)
 
 
+def gaps(expected: list[Seen], actual: list[Seen]) -> dict[tuple[int, str], float]:
+    """By call and value, the norm of what two series differ by; the larger one of concurrent calls."""
+    found: dict[tuple[int, str], float] = {}
+    for call, name, x, y in _comparable(list(zip(expected, actual, strict=False))):
+        gap, _ = _gap(x, y)
+        if math.isfinite(gap):
+            found[call, name] = max(gap, found.get((call, name), 0.0))
+    return found
+
+
+def _comparable(
+    pairs: list[tuple[Seen, Seen]],
+) -> list[tuple[int, str, torch.Tensor, torch.Tensor]]:
+    return [
+        (a.number, name, x, y)
+        for a, b in pairs
+        for name, x, y in zip(a.names, a.tensors, b.tensors, strict=False)
+        if x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and x.numel()
+    ]
+
+
 def _differing_tensors(pairs: list[tuple[Seen, Seen]]) -> list[Difference]:
-    compared = []
-    for a, b in pairs:
-        for name, x, y in zip(a.names, a.tensors, b.tensors, strict=False):
-            if x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and x.numel():
-                compared.append((a.number, name, x, y))
+    compared = _comparable(pairs)
     if not compared:
         return []
     flags = [(bits(x) != bits(y)).any().to(compared[0][2].device) for _, _, x, y in compared]
@@ -145,15 +164,21 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().view(kinds[t.element_size()])
 
 
-def _describe(x: torch.Tensor, y: torch.Tensor) -> tuple[str, float]:
+def _describe(x: torch.Tensor, y: torch.Tensor) -> tuple[str, float, float]:
     changed = int((bits(x) != bits(y)).sum())
-    distance = float("nan")
-    if x.is_floating_point() or x.is_complex():
-        wide = torch.complex128 if x.is_complex() else torch.float64
-        a, b = x.to(wide), y.to(wide)
-        same = (a == b) | (a.isnan() & b.isnan())  # infinities have no difference
-        norm = float(a[a.isfinite()].norm()) if bool(a.isfinite().any()) else 0.0
-        gap = float(torch.where(same, 0, a - b).norm())
-        distance = gap / norm if norm > 0 else (0.0 if gap == 0 else float("inf"))
+    gap, norm = _gap(x, y)
+    distance = gap / norm if norm != 0 else (0.0 if gap == 0 else float("inf"))
     first = x.flatten()[:4].tolist(), y.flatten()[:4].tolist()
-    return f"{changed} of {x.numel()} elements differ, expected {first[0]} got {first[1]}", distance
+    text = f"{changed} of {x.numel()} elements differ, expected {first[0]} got {first[1]}"
+    return text, gap, distance
+
+
+def _gap(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """The norms of the difference and of the finite elements of x. NaN where tensors have none."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return float("nan"), float("nan")
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    a, b = x.to(wide), y.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())  # infinities have no difference
+    norm = float(a[a.isfinite()].norm()) if bool(a.isfinite().any()) else 0.0
+    return float(torch.where(same, 0, a - b).norm()), norm

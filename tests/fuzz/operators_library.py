@@ -174,7 +174,9 @@ def attention(scope: Scope) -> Statement | None:
 @operator(1)
 def lists_of_tensors(scope: Scope) -> Statement | None:
     names = _two(scope)
-    if not names or any(scope.tensor(n).numel() == 0 or 0 in scope.tensor(n).stride() for n in names):
+    if not names or not all(
+        scope.always(n, lambda t: t.numel() > 0 and 0 not in t.stride()) for n in names
+    ):
         return None
     if scope.rng.random() < 0.4 and not scope.share(*names):
         return Statement(
@@ -190,7 +192,7 @@ def custom(scope: Scope) -> Statement | None:
     if not x or not y:
         return None
     kind = scope.rng.randrange(7)
-    same = scope.tensor(y).is_contiguous() and not scope.share(x, y)
+    same = scope.always(y, torch.Tensor.is_contiguous) and not scope.share(x, y)
     if kind == 0:
         return scope.result("torch.ops.pygraph_fuzz.twice({0})", x)
     if kind == 1:
@@ -213,7 +215,7 @@ def custom(scope: Scope) -> Statement | None:
 @operator(0.8)
 def between_partitions(scope: Scope) -> Statement | None:
     x = scope.floating()
-    if not x or scope.tensor(x).numel() == 0:
+    if not x or not scope.is_never_empty(x):
         return None
     texts = (
         (

@@ -4,120 +4,38 @@
 
 Writes report.json, and for each of the first failures a reduced test file, into --folder. A run is
 continued with --seed set to the report's ``next_seed``. Ends with code 1 after a failure.
+
+The report is written every few seconds, and when the run is ended by SIGTERM or Ctrl-C. A run ends
+within 15 s after its time, --seconds and then --reduce-seconds where there are failures, whatever its
+workers do: a program that still runs is unfinished, which tells nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import threading
 import time
-from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import reproducer
-from .generate import COMPILED_EVERY, generate
+from .campaign import REDUCED, Campaign
 from .program import UNCAPTURED, Program, to_json
 from .reduce import reduce, size_of
-from .supervise import Worker
+from .supervise import UNFINISHED, Worker
 
-_FAILURES = ("wrong", "crashed", "hung", "leaked", "harness")
-_REDUCED = 20  # failures that are reduced and written out
 _PROGRAM_SECONDS = {"partition": 45.0, "compiled": 180.0}
 _SHORT_SECONDS = 20.0  # of a program that hung before
-_UNLIKELY = 100  # so many failures end the run: more tell nothing new
 _UNCAPTURED_RUNS = 20  # of a program that failed without PyGraph
 _REMEMBERED = 20  # programs that a worker ran before one that crashed
-
-
-class Campaign:
-    """Seeds to go, and what came of those that are done. Shared by one thread per worker."""
-
-    def __init__(self, first: int, count: int, seconds: float, level: str, mode: str = "") -> None:
-        self._next, self._end = first, first + count
-        self._level = level
-        self._mode = mode
-        self._start = time.monotonic()
-        self._deadline = self._start + seconds
-        self._lock = threading.Lock()
-        self._open: set[int] = set()
-        self.verdicts: dict[str, Counter[str]] = {"partition": Counter(), "compiled": Counter()}
-        self.sums: Counter[str] = Counter()
-        self.states: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.failures: list[dict[str, Any]] = []
-        self.unjudged: list[int] = []
-
-    def level_of(self, seed: int) -> str:
-        return self._level or ("compiled" if seed % COMPILED_EVERY == 0 else "partition")
-
-    def request(self, seed: int) -> dict[str, Any]:
-        return {"seed": seed, "level": self.level_of(seed), "mode": self._mode}
-
-    def program(self, seed: int) -> Program:
-        return generate(seed, self.level_of(seed), self._mode)
-
-    def take(self) -> int | None:
-        """The next seed; None where the run is to end."""
-        with self._lock:
-            is_over = self._next >= self._end or time.monotonic() > self._deadline
-            if is_over or len(self.failures) >= _UNLIKELY:
-                return None
-            self._next += 1
-            self._open.add(self._next - 1)
-            return self._next - 1
-
-    def note(self, seed: int, reply: dict[str, Any]) -> None:
-        verdict = reply["verdict"]
-        if verdict in ("equal", "by chance") and reply.get("leaked"):
-            verdict = "leaked"
-            reply["detail"] = [f"{reply['leaked']} bytes stay allocated", *reply["detail"]]
-        with self._lock:
-            self._open.discard(seed)
-            self.verdicts[self.level_of(seed)][verdict] += 1
-            for name in ("calls", "raised", "replays"):
-                self.sums[name] += reply.get(name, 0)
-            self.sums["with replays"] += bool(reply.get("replays"))
-            self.states.update(reply.get("states", {}))
-            self.reasons.update({_kind_of(r): n for r, n in reply.get("reasons", {}).items()})
-            if verdict == "unjudged":
-                self.unjudged.append(seed)
-            if verdict in _FAILURES:
-                failure = {"seed": seed, "verdict": verdict, "detail": reply["detail"]}
-                self.failures.append(failure | {"evidence": reply.get("evidence", [])})
-                if len(self.failures) <= _REDUCED:
-                    print(f"seed {seed} ({self.level_of(seed)}): {verdict}", flush=True)
-                    print(
-                        "".join(f"    {line[:220]}\n" for line in _ends(reply["detail"])),
-                        end="",
-                        flush=True,
-                    )
-
-    def report(self) -> dict[str, Any]:
-        with self._lock:
-            programs = {level: sum(counts.values()) for level, counts in self.verdicts.items()}
-            return {
-                "seconds": round(time.monotonic() - self._start, 1),
-                "programs": programs,
-                "verdicts": {level: dict(counts) for level, counts in self.verdicts.items()},
-                **dict(self.sums),
-                "graphs": dict(self.states),
-                "refused": dict(self.reasons.most_common(30)),
-                "unjudged": self.unjudged[:100],
-                "failures": self.failures,
-                "next_seed": min(self._open, default=self._next),
-            }
-
-
-def _ends(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= 5 else [lines[0], *lines[-4:]]
-
-
-def _kind_of(reason: str) -> str:
-    """Reasons without what differs from program to program."""
-    return "".join("#" if c.isdigit() else c for c in reason)[:110]
+_REPORT_SECONDS = 20.0
+_LATE_SECONDS = 2.0  # after the end of what a thread waits for
+_STOP_SECONDS = 3.0  # for all workers, once they are killed
 
 
 def _work(campaign: Campaign, worker: Worker) -> None:
@@ -127,41 +45,55 @@ def _work(campaign: Campaign, worker: Worker) -> None:
         level = campaign.level_of(seed)
         seconds = _PROGRAM_SECONDS[level] * (4 if is_first else 1)  # kernels are loaded, caches filled
         is_first = False
-        reply = worker.ask(campaign.request(seed), seconds)
+        reply = worker.ask(campaign.request(seed), seconds, campaign.end)
         if reply["verdict"] in ("crashed", "hung"):
             reply["detail"] += [
                 f"in the series: {reply['series']}",
                 f"the worker's programs before: {before[-_REMEMBERED:]}",
             ]
-            _ask_again(campaign.request(seed), reply, worker, seconds)
+            _ask_again(campaign, seed, reply, worker, seconds)
             is_first = True
         elif reply.get("leaked"):  # or kept by a library from its first use on
-            again = worker.ask(campaign.request(seed), seconds)
+            again = worker.ask(campaign.request(seed), seconds, campaign.end)
             reply["leaked"] = again.get("leaked", 0)
+            if again["verdict"] == UNFINISHED:
+                reply["verdict"] = UNFINISHED
+        if reply["verdict"] == UNFINISHED:
+            return
         before = [] if is_first else [*before[-_REMEMBERED:], seed]
         campaign.note(seed, reply)
 
 
-def _ask_again(request: dict[str, Any], reply: dict[str, Any], worker: Worker, seconds: float) -> None:
+def _ask_again(
+    campaign: Campaign, seed: int, reply: dict[str, Any], worker: Worker, seconds: float
+) -> None:
     """What a program does alone that crashed or hung. It is PyTorch's own fault if that happened
     without PyGraph, and happens without it in a process that has not used PyGraph at all."""
-    verdict = reply["verdict"]
+    verdict, request = reply["verdict"], campaign.request(seed)
     if reply["series"] == UNCAPTURED:
-        alone = worker.ask({**request, "uncaptured_runs": _UNCAPTURED_RUNS}, 2 * seconds)
+        request["uncaptured_runs"] = _UNCAPTURED_RUNS
+        alone = worker.ask(request, 2 * seconds, campaign.end)
         if alone["verdict"] in ("crashed", "hung"):
             reply["verdict"] = f"{verdict} uncaptured"
+        elif alone["verdict"] == UNFINISHED:
+            reply["verdict"] = UNFINISHED  # whose fault it is remains open
     else:
-        alone = worker.ask(request, seconds)
+        alone = worker.ask(request, seconds, campaign.end)
     same = "alone, too" if alone["verdict"] == verdict else f"alone: {alone['verdict']}"
     reply["detail"].append(same)
 
 
-def _reduce_all(
-    campaign: Campaign, workers: list[Worker], folder: Path, device: str, seconds: float
+def _write_failures(
+    campaign: Campaign, workers: Sequence[Worker], folder: Path, device: str, seconds: float
 ) -> None:
-    left = list(campaign.failures[:_REDUCED])
-    lock = threading.Lock()
+    """A test file for each of the first failures, with a program that is reduced as far as the time
+    allows."""
     end = time.monotonic() + seconds
+    left = campaign.failures[:REDUCED]
+    for failure in left:
+        _write_out(campaign.program(failure["seed"]), failure, folder, device)
+    left = [failure for failure in left if failure["verdict"] != "harness"]
+    lock = threading.Lock()
 
     def work(worker: Worker) -> None:
         while True:
@@ -170,31 +102,35 @@ def _reduce_all(
                     return
                 failure = left.pop(0)
             program = campaign.program(failure["seed"])
-            remaining = min(seconds / 2, end - time.monotonic())
-            if failure["verdict"] != "harness" and remaining > 0:
-                before = size_of(program)
-                program = _reduced(program, failure["verdict"], worker, remaining)
-                failure["reduced"] = [before, size_of(program)]
-            failure["file"] = str(
-                reproducer.write(
-                    folder / "failures", program, device, failure["verdict"], failure["detail"]
-                )
-            )
+            until = min(end, time.monotonic() + seconds / 2)
+            reduced = _reduced(program, failure["verdict"], worker, until)
+            failure["reduced"] = [size_of(program), size_of(reduced)]
+            _write_out(reduced, failure, folder, device)
 
-    _in_threads(work, workers)
+    warm_first = sorted(workers, key=lambda worker: not worker.is_running)
+    _in_threads(work, warm_first[: len(left)], end)
 
 
-def _reduced(program: Program, verdict: str, worker: Worker, seconds: float) -> Program:
+def _write_out(program: Program, failure: dict[str, Any], folder: Path, device: str) -> None:
+    detail = failure["detail"]
+    if "reduced" in failure:
+        detail = ["Before it was reduced:", *detail]
+    path = reproducer.write(folder / "failures", program, device, failure["verdict"], detail)
+    failure["file"] = str(path)
+
+
+def _reduced(program: Program, verdict: str, worker: Worker, until: float) -> Program:
     def fails(candidate: Program) -> bool:
         limit = _SHORT_SECONDS if verdict == "hung" else _PROGRAM_SECONDS[program.level]
-        reply = worker.ask({"program": to_json(candidate)}, limit)
+        reply = worker.ask({"program": to_json(candidate)}, limit, until)
         found = reply["verdict"]
         return bool(reply.get("leaked")) if verdict == "leaked" else found == verdict
 
-    return reduce(program, fails, seconds)
+    return reduce(program, fails, until - time.monotonic())
 
 
-def _in_threads(work: Any, workers: list[Worker]) -> None:
+def _in_threads(work: Callable[[Worker], None], workers: Sequence[Worker], end: float) -> None:
+    """One thread for each worker. A thread that is not done at the end is left alone."""
     errors: list[BaseException] = []
 
     def guarded(worker: Worker) -> None:
@@ -203,11 +139,11 @@ def _in_threads(work: Any, workers: list[Worker]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
+    threads = [threading.Thread(target=guarded, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, end + _LATE_SECONDS - time.monotonic()))
     if errors:
         raise errors[0]
 
@@ -222,23 +158,56 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     count = args.workers or (os.cpu_count() or 1)
     workers = [Worker(i, args.device, folder, args.fault, gpus) for i in range(count)]
     campaign = Campaign(args.seed, args.count, args.seconds, args.level, args.mode)
+
+    def write_report() -> dict[str, Any]:
+        report = campaign.report() | {"worker_starts": sum(worker.starts for worker in workers)}
+        _replace(folder / "report.json", json.dumps(report, indent=1) + "\n")
+        return report
+
+    with _repeated(write_report):
+        try:
+            _in_threads(lambda worker: _work(campaign, worker), workers, campaign.end)
+            campaign.stop_clock()
+            if args.reduce_seconds > 0 and campaign.failures:
+                _write_failures(campaign, workers, folder, args.device, args.reduce_seconds)
+        finally:
+            _stop(workers)
+    return write_report()
+
+
+@contextlib.contextmanager
+def _repeated(write_report: Callable[[], object]) -> Iterator[None]:
+    """A context in which the report is written every few seconds, and at its end."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        write_report()
+        while not is_over.wait(_REPORT_SECONDS):
+            write_report()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
     try:
-        _in_threads(lambda worker: _work(campaign, worker), workers)
-        report = campaign.report()
-        _write(folder, report)  # in case that the run is ended while it reduces
-        if args.reduce_seconds > 0:
-            _reduce_all(campaign, workers, folder, args.device, args.reduce_seconds)
-            report["failures"] = campaign.failures
+        yield
     finally:
-        for worker in workers:
-            worker.stop()
-    report["worker_starts"] = sum(worker.starts for worker in workers)
-    _write(folder, report)
-    return report
+        is_over.set()
+        thread.join(_LATE_SECONDS)
+        write_report()
 
 
-def _write(folder: Path, report: dict[str, Any]) -> None:
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+def _replace(path: Path, text: str) -> None:
+    """The file is whole at any time."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _stop(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.shut()
+    end = time.monotonic() + _STOP_SECONDS
+    for worker in workers:
+        worker.stop(max(0.1, end - time.monotonic()))
 
 
 def _gpus() -> int:
@@ -262,14 +231,21 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--folder", default="build/fuzz")
     parser.add_argument("--fault", default="", help='wrong graphs (faulty.py), or "none": no graphs')
-    report = run(parser.parse_args())
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _terminated)
+    report = run(args)
     shown = {key: value for key, value in report.items() if key != "failures"}
     print(json.dumps(shown, indent=1))
     failures = report["failures"]
-    for failure in failures[:_REDUCED]:
+    for failure in failures[:REDUCED]:
         print(f"seed {failure['seed']}: {failure['verdict']}, {failure.get('file', 'not written out')}")
     print(f"{sum(report['programs'].values())} programs, {len(failures)} failures")
     raise SystemExit(1 if failures else 0)
+
+
+def _terminated(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the report is being written
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -48,23 +48,29 @@ class Scope:
         self._count = 0
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The value at the first size."""
+        """The value at the first size, for what does not depend on the size."""
         return self._values[0][name]
+
+    def always(self, name: str, fits: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether the value fits at each size. A tensor of one element is contiguous and overlaps
+        nothing, however it is laid out; one of the same layout with more elements may not be."""
+        return all(fits(values[name]) for values in self._values)
 
     def fresh(self) -> str:
         self._count += 1
         return f"v{self._count}"
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        """The name of a random value; late ones more often, so that programs grow deep."""
-        found = [name for name in self.names if fits(self.tensor(name))]
+        """The name of a random value that fits at each size; late ones more often, so that programs
+        grow deep."""
+        found = [name for name in self.names if self.always(name, fits)]
         if not found:
             return None
         return self.rng.choice(found[-4:] if self.rng.random() < 0.6 else found)
 
     def is_never_empty(self, name: str) -> bool:
         """At no size: indices into nothing end the process on a GPU."""
-        return all(values[name].numel() > 0 for values in self._values)
+        return self.always(name, lambda t: t.numel() > 0)
 
     def floating(self, dims: int | None = None) -> str | None:
         return self.pick(lambda t: t.is_floating_point() and (dims is None or t.dim() == dims))
@@ -79,9 +85,9 @@ class Scope:
         return self.pick(lambda o: o.is_floating_point() and _expands(o.shape, t.shape))
 
     def share(self, a: str, b: str) -> bool:
-        """Whether two values lie in one storage."""
-        first, second = self.tensor(a).untyped_storage(), self.tensor(b).untyped_storage()
-        return bool(first._cdata == second._cdata)
+        """Whether two values lie in one storage, at any size."""
+        pairs = ((values[a].untyped_storage(), values[b].untyped_storage()) for values in self._values)
+        return any(first._cdata == second._cdata for first, second in pairs)
 
     def writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """Without elements that lie in one place: who writes it last is left to chance."""

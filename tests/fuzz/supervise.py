@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -12,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+UNFINISHED = "unfinished"  # the verdict of a program whose run was over before it was
 _START_SECONDS = 180.0  # imports of many processes at a time
 
 
@@ -34,39 +37,55 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._series = ""
+        self._is_shut = False
         self.starts = 0
 
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def ask(self, request: dict[str, Any], seconds: float, until: float = math.inf) -> dict[str, Any]:
         """The reply; ``verdict`` is "crashed" or "hung" where there was none, and the worker ended.
-        Then ``series`` tells which series of calls it was in."""
-        if self._process is None:
-            self._start()
-        assert self._process is not None and self._process.stdin is not None
+        Then ``series`` tells which series of calls it was in. UNFINISHED, and the worker ended, if the
+        time ``until`` (of time.monotonic) came before."""
+        unfinished = {"verdict": UNFINISHED, "detail": []}
+        if self._is_shut:
+            return unfinished
         try:
+            if self._process is None:
+                self._start(until)
+            assert self._process is not None and self._process.stdin is not None
             line = json.dumps({**request, "seconds": seconds}) + "\n"
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
-            reply = self._reply(seconds)
+            reply = self._reply(seconds, until)
         except BrokenPipeError:
             reply = None
+        except TimeoutError:
+            self.stop()
+            return unfinished
         if reply is not None and reply.get("verdict") not in ("crashed", "hung"):
             return reply
         code = self._end()
+        if self._is_shut:
+            return unfinished
         if reply is None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reply = {"verdict": "crashed", "detail": [f"the worker ended with {how}", *self.log_tail()]}
         return {**reply, "series": self._series}
 
-    def _reply(self, seconds: float) -> dict[str, Any] | None:
-        """None if the worker has ended."""
+    def _reply(self, seconds: float, until: float) -> dict[str, Any] | None:
+        """None if the worker has ended. Raises TimeoutError if it is late already."""
         end = time.monotonic() + seconds
         while True:
-            line = self._line(end)
+            line = self._line(min(end, until))
             if line is None:
                 return None
+            if not line and end > until:
+                raise TimeoutError
             if not line:
                 detail = [f"no answer in {seconds:.0f} s", *self.log_tail()]
-                self._end()
+                self.stop()
                 return {"verdict": "hung", "detail": detail}
             reply: dict[str, Any] = json.loads(line)
             if "series" not in reply:
@@ -87,7 +106,7 @@ class Worker:
         line, self._pending = self._pending.split(b"\n", 1)
         return line
 
-    def _start(self) -> None:
+    def _start(self, until: float) -> None:
         command = [sys.executable, "-m", "tests.fuzz.worker", "--device", self._device]
         command += ["--fault", self._fault] if self._fault else []
         self._pending = b""
@@ -100,31 +119,46 @@ class Worker:
                 stderr=log,
                 env=self._environment,
             )
-        if (self._reply(_START_SECONDS) or {}).get("ready") is not True:
+        if self._is_shut:  # meanwhile
+            self._process.kill()
+        if (self._reply(_START_SECONDS, until) or {}).get("ready") is not True and not self._is_shut:
             self._end()
             raise RuntimeError("a worker does not start: " + "\n".join(self.log_tail()))
 
-    def _end(self) -> int:
-        """The exit code."""
+    def _end(self, patience: float = 5.0) -> int:
+        """The exit code. patience: seconds for the process to go. One that the kernel does not let go
+        is left behind."""
         process, self._process = self._process, None
         if process is None:
             return 0
         try:
             # One that has closed its output is about to end by itself, and its code tells how.
-            code = process.wait(timeout=5 if self._pending == b"" else 0.1)
+            code = process.wait(timeout=patience if self._pending == b"" else 0.1)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = process.wait()
+            code = -signal.SIGKILL
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         return code
 
-    def stop(self) -> None:
+    def stop(self, patience: float = 5.0) -> None:
         """Ends the process, if there is one."""
         if self._process is not None:
             self._process.kill()
-            self._end()
+            self._pending = b""
+            self._end(patience)
+
+    def shut(self) -> None:
+        """Kills the process, also while another thread waits for a reply, which is UNFINISHED then, as
+        all later ones are. Does not wait for the end of the process."""
+        self._is_shut = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def log_tail(self, lines: int = 25) -> list[str]:
         """The end of what it has printed."""

@@ -84,6 +84,18 @@ def generate(
 
     options: Inductor's, with "__" for ".".
     """
+    functional = torch.func.functionalize(function, remove="mutations_and_views")
+    make = lambda: [torch.empty(size, device="cuda", dtype=dtype) for size in sizes]  # noqa: E731
+    code = generate_module(functional, make, **options)
+    pattern = r"async_compile\.triton\('(\w+)', '''\n(.*?)''', device_str"
+    kernels = re.findall(pattern, code, re.DOTALL)
+    return [Kernel(source, _buffers(name, source, code)) for name, source in kernels]
+
+
+def generate_module(
+    function: Callable[..., Any], make_arguments: Callable[[], list[torch.Tensor]], **options: Any
+) -> str:
+    """The whole module that Inductor generates. options: as of ``generate``."""
     patches = {name.replace("__", "."): value for name, value in options.items()}
     with contextlib.ExitStack() as stack:
         for name, stand_in in _IMAGINED.items():
@@ -91,9 +103,8 @@ def generate(
         stack.enter_context(inductor_config.patch(force_disable_caches=True, **patches))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
-            args = [torch.empty(size, device="cuda", dtype=dtype) for size in sizes]
-        functional = torch.func.functionalize(function, remove="mutations_and_views")
-        gm = make_fx(functional, decomposition_table=select_decomp_table())(*args)
+            args = make_arguments()
+        gm = make_fx(function, decomposition_table=select_decomp_table())(*args)
         lowering = GraphLowering(gm, example_inputs=args)
         with (
             V.set_fake_mode(mode),
@@ -102,10 +113,8 @@ def generate(
             torch.no_grad(),
         ):
             lowering.run(*args)
-            code = lowering.codegen()[0].value
-    pattern = r"async_compile\.triton\('(\w+)', '''\n(.*?)''', device_str"
-    kernels = re.findall(pattern, code, re.DOTALL)
-    return [Kernel(source, _buffers(name, source, code)) for name, source in kernels]
+            code: str = lowering.codegen()[0].value
+    return code
 
 
 def _buffers(name: str, source: str, code: str) -> dict[str, str]:

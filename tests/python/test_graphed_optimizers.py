@@ -254,6 +254,35 @@ def test_a_rate_that_the_step_itself_moves_is_kept(partitions: Any) -> None:
     assert at.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**4, rel=1e-6)
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_an_adapted_step_without_a_graph_rounds_as_one_with_a_graph(
+    partitions: Any, counts: bool
+) -> None:
+    """Refused at once, or not observed any more: its rate is a tensor in all calls."""
+
+    def train(graphed: bool) -> list[torch.Tensor]:
+        at = training("Adam")
+        calls = 0
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += counts
+            noise = 0.0 if counts else torch.rand(()).item()
+            loss: torch.Tensor = at.step(x + noise, y)
+            return loss
+
+        torch.manual_seed(0)
+        made = pygraph.graph(step, adapt_optimizers=True)
+        run = made if graphed else made.prepared()
+        for x, y in batches(60):
+            run(x, y)
+            at.optimizer.param_groups[0]["lr"] *= 0.99
+        return at.state()
+
+    assert_same(train(True), train(False))
+    assert partitions.all == [] and reason()
+
+
 def test_an_exception_in_an_adapted_step_leaves_the_rate_a_number(partitions: Any) -> None:
     at = training("AdamW")
     step = pygraph.graph(at.step, adapt_optimizers=True)

@@ -57,6 +57,7 @@ class _Step:
     def __init__(self) -> None:
         self.parameter = torch.nn.Parameter(torch.ones(4))
         self.optimizer: Any = self.make([self.parameter])
+        self.scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer)  # which the step can reach
         self.graphed: Any = None
 
     def make(self, parameters: Any) -> Any:
@@ -196,6 +197,7 @@ def _surroundings() -> Any:
             torch.is_grad_enabled(),
             torch._C._is_multithreading_enabled(),
         ),
+        {**vars(torch.optim.lr_scheduler.LRScheduler)},
         *(serving.is_calling(), runtime.is_compared(), runtime.engine().are_operators_watched()),
     )
 

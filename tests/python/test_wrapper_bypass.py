@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph import operators
 from pygraph.compile.wrapper_bypass import Route, find_route
+
+from .inductor_kernels import generate_module
 
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 assert_size_stride = torch._C._dynamo.guards.assert_size_stride
@@ -223,6 +226,31 @@ def test_what_is_sent_to_the_gpu_first_is_found() -> None:
     numbers, constant = ([1, 0], GPU, True), ([3], GPU, False)
     outputs: list[Any] = [(True, 0, None), (False, 2, None)]
     assert find_route(Sending(), 4, 1) == Route([2, 5, 4], outputs, [numbers, constant])
+
+
+def _sends(x: torch.Tensor, table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """As PyGraph's transformations write it."""
+    scale = torch.ops.pygraph.scalars_to_device([number], GPU).reshape(())
+    return x / scale + torch.ops.pygraph.to_device(table, GPU)
+
+
+def test_the_wrapper_that_inductor_generates_has_a_route() -> None:
+    """Of the installed release."""
+    assert operators.__name__ == "pygraph.operators"  # which defines them
+
+    def arguments() -> list[torch.Tensor]:
+        number = torch.empty((), dtype=torch.float64)
+        return [torch.empty(4, 64, device="cuda"), torch.empty(64), number]
+
+    code = generate_module(_sends, arguments, graph_partition=True, triton__cudagraphs=True)
+    start = code.index("class Runner:")
+    names: dict[str, Any] = {"partition_0": None}
+    exec("\n".join(line for line in code.splitlines() if line.startswith(("import ", "from "))), names)
+    names |= {"assert_size_stride": assert_size_stride, "reinterpret_tensor": reinterpret_tensor}
+    exec(code[start : code.index("runner = Runner")], names)
+    route = find_route(names["Runner"]([None]), 3, 1)
+    assert route is not None and sorted(route.sent) == [([1], GPU, False), ([2], GPU, True)]
+    assert route.outputs == [(True, 0, None)]
 
 
 @pytest.mark.parametrize(

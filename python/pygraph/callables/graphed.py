@@ -111,9 +111,9 @@ class Graphed:
         arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None:
             self._refused.refuse_incomparable()
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         if self._refused.has(arguments.key):
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
             if variant.host is not None and variant.fits(arguments) and variant.host.holds():
@@ -145,16 +145,16 @@ class Graphed:
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant."""
         if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         if not self._refused.is_to_be_observed():
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         try:
             now = self._look_at({self.__name__: self._function, **arguments.objects})
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
             self._refused.refuse(arguments.key, runtime.first_line(error) or type(error).__name__, None)
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
         for variant in variants.copy():
@@ -170,7 +170,7 @@ class Graphed:
             changed = ["the memory or the gradients that it uses"]
         new = self._new_variant(now, changed, arguments.key)
         if new is None:
-            return self._function(*args, **kwargs)
+            return self._uncaptured(args, kwargs)
         return self._observe(new, now, arguments, args, kwargs)
 
     def prepared(self) -> Callable[..., Any]:

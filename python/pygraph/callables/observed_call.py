@@ -13,6 +13,7 @@ from pygraph import runtime
 from pygraph.callables import refusals
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.host.user_code import calling_line
 from pygraph.callables.inference_results import inference_among
 from pygraph.callables.observation import Form, Gradient, Observation, fate, kinds_of, watched_tensors
@@ -45,13 +46,14 @@ def observed_call(
         except BaseException as error:  # the engine would drop it
             missed.append(error)
 
-    def body(undo: Undo) -> tuple[Any, set[str], _engine.CallObserver]:
+    def body(undo: Undo) -> tuple[Any, set[str], SchedulerUse, _engine.CallObserver]:
         run_backwards_here(undo)
         output = watch_output(undo)
+        schedulers = watch_schedulers(undo, before.found.schedulers)
         undo.append(torch.clear_autocast_cache)
         observer = runtime.engine().CallObserver(note)
         undo.append(observer.end)  # at once: no interrupt comes in between
-        return call(), output, observer
+        return call(), output, schedulers, observer
 
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     versions = _versions(arguments)
@@ -59,7 +61,7 @@ def observed_call(
     gradients = [tensor.grad for tensor in leaves]
     histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
-    result, output, observer = undoing(body)
+    result, output, schedulers, observer = undoing(body)
     if missed:
         raise missed[0]
     nodes = set(observer.backward_nodes)
@@ -72,7 +74,8 @@ def observed_call(
     is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
     form = Form(spec, kinds_of(results), used, is_differentiable, inference_among(results))
     seen = Observation(result, form, before)
-    seen.effects = sorted(output)
+    written = sorted(schedulers.written, key=lambda path: ("._" in path, path))  # public ones first
+    seen.effects = [*written, *sorted(output)]
     if layouts_of(arguments) != layouts:
         seen.effects.append("a tensor that is passed to it, beyond its contents")
     if is_changed():
@@ -87,6 +90,10 @@ def observed_call(
             seen.refusal = "it leaves hooks for saved tensors open"
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
+        elif schedulers.read:
+            seen.refusal = (
+                f"it reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"
+            )
         elif path := refusals.new_history(seen.host, histories, nodes):
             seen.refusal = f"it leaves {path} with a history in autograd; write to it detached values"
         elif _versions(arguments) != versions:

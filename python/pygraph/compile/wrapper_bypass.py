@@ -119,7 +119,7 @@ class _Spies:
         operators = types.SimpleNamespace(pygraph=self._operators())
         return {
             "__builtins__": {},
-            "torch": types.SimpleNamespace(ops=operators, cuda=cuda, device=torch.device),
+            "torch": types.SimpleNamespace(ops=operators, cuda=cuda, device=torch.device, **_DTYPES),
             "device": torch.device,
             "reinterpret_tensor": self._reinterpret_tensor,
             # Sizes and alignments of what PyGraph's operators return are known to be right.
@@ -183,6 +183,7 @@ class _Spies:
         return Route([i for i in inputs if i is not None], outputs, [how for _, how in self._sent])
 
 
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _CHECKS = ("assert_size_stride", "assert_alignment", "assert_tensor_metadata")  # by release
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pygraph.callables.host import probes
+from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
 from pygraph.callables.host.walk import Object, Unseen, Walk
@@ -47,6 +48,10 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         flag = probes.flag_of(value)
         if flag is not None:
             walk.add_probe(path, flag)
+        walk.add_slot(path, Object(type_, id(value)))
+        return
+    if is_told(type_):
+        walk.found.schedulers[path] = value
         walk.add_slot(path, Object(type_, id(value)))
         return
     if type_.__module__ != "builtins" and walk.is_new(type_):

@@ -39,6 +39,7 @@ class Reachable:
         self.classes: list[type] = []
         self.tensors: dict[str, torch.Tensor] = {}  # by path
         self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
+        self.schedulers: dict[str, torch.optim.lr_scheduler.LRScheduler] = {}  # by path
         self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
 
 
