@@ -23,8 +23,9 @@ class SetAside {
     }
   }
   ~SetAside() {
+    static std::mutex of_replaced;
     static auto* replaced = new std::multimap<typename Map::key_type, typename Map::mapped_type>;
-    const std::lock_guard lock(entries_.mutex);
+    const std::scoped_lock lock(entries_.mutex, of_replaced);
     entries_.map.merge(taken_);
     replaced->merge(taken_);
   }
