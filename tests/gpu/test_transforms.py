@@ -114,7 +114,6 @@ def test_cpu_values_are_sent_without_any_wrapper() -> None:
             torch.testing.assert_close(model(x, offsets), module(x, offsets), atol=1e-5, rtol=1e-5)
         assert captured()[0].replays >= 4
         assert refusals() == []
-        # Of both: after a first profile of the CPU alone, PyTorch traces no GPU in this process.
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             model(x, offsets)
