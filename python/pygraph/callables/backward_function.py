@@ -21,6 +21,7 @@ import torch
 from pygraph import runtime
 from pygraph.callables import kept_graph
 from pygraph.callables.host.host_state import random_state
+from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
 from pygraph.callables.surroundings import Surroundings
@@ -225,14 +226,24 @@ class Backwards:
     ) -> list[torch.Tensor | None]:
         """The first backward with Python in it, uncaptured."""
         before, drawn = self._around.host.now(), random_state()
-        outputs = function.call(inputs, function)
+
+        def body(undo: Undo) -> tuple[list[torch.Tensor | None], SchedulerUse]:
+            schedulers = watch_schedulers(undo, before.found.schedulers)
+            return function.call(inputs, function), schedulers
+
+        outputs, schedulers = undoing(body)
         structure.is_observed = True
         try:
             changed = before.changes(before.now())
         except Exception as error:  # of what the walk has met
             changed = [runtime.first_line(error)]
+        changed += sorted(schedulers.written)
         if random_state() != drawn:
             changed.append("a random number generator on the CPU")
         if changed:
             self.refuse(f"its backward changes {changed[0]}, which a replay would not")
+        elif schedulers.read:
+            self.refuse(
+                f"its backward reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"
+            )
         return outputs

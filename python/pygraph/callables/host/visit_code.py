@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from pygraph.callables.host import probes
+from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
     closures_used_by,
     globals_used_by,
@@ -172,8 +173,9 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
             continue
         getattr(class_, "__doc__", None)  # gives it a version
         walk.found.classes.append(class_)
-        names = [name for name in vars(class_) if name not in _OF_PYTHON]
-        values = [vars(class_)[name] for name in names]
+        items = list(vars(class_).items())
+        kept = [(k, v) for k, v in items if k not in _OF_PYTHON and not is_hook(v)]
+        names, values = [name for name, _ in kept], [value for _, value in kept]
         if _is_of_program(class_):
             walk.add_slot(f"{class_.__name__}#attributes", tuple(names))
             walk.pending.extend(

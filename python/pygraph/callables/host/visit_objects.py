@@ -53,6 +53,8 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if is_told(type_):
         walk.found.schedulers[path] = value
         walk.add_slot(path, Object(type_, id(value)))
+        if walk.is_new(type_):
+            visit_class(walk, type_, type_.__name__)
         return
     if type_.__module__ != "builtins" and walk.is_new(type_):
         visit_class(walk, type_, type_.__name__)
