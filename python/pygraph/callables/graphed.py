@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,8 @@ class Graphed:
         self._unmatched = 0  # calls in a row that no variant fits
         # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
         self._rated: list[rates.Rated] = []
+        # Optimizers that have been adapted, each with the groups that it had then.
+        self._adapted: list[tuple[weakref.ref[torch.optim.Optimizer], list[Any]]] = []
         self._device: torch.device | None = None
 
     def reset(self) -> None:
@@ -140,6 +143,10 @@ class Graphed:
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
+        if not all(map(_has_its_groups, self._adapted)):  # a checkpoint was loaded, or one is gone
+            optimizers = [of for reference, _ in self._adapted if (of := reference()) is not None]
+            optimizer_forms.adapt(optimizers)
+            self._follow(optimizers)
         return rates.with_tensors(self._rated, self._device, lambda: self._function(*args, **kwargs))
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,10 +198,15 @@ class Graphed:
                 "(capturable=True), which rounds differently"
             )
             now = host_state(roots, self._adapts)
-        groups = rates.followed(now.found.optimizers.values(), adapted=True)
-        self._rated = [rated for rated in groups if not rated.is_exact]
+        self._follow(list(now.found.optimizers.values()))
         self._device = device_of(list(now.found.tensors.values()))
         return now
+
+    def _follow(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """The rates of adapted optimizers."""
+        groups = rates.followed(optimizers, adapted=True)
+        self._rated = [rated for rated in groups if not rated.is_exact]
+        self._adapted = [(weakref.ref(of), list(of.param_groups)) for of in optimizers]
 
     def _new_variant(self, now: HostState, changed: list[str], key: Key) -> Variant | None:
         """For a call that no variant fits; changed: how the last one differs. None if that was so too
@@ -289,6 +301,12 @@ class Graphed:
             if reason:
                 found[key].refuse(reason, 0)
         return found
+
+
+def _has_its_groups(adapted: tuple[weakref.ref[torch.optim.Optimizer], list[Any]]) -> bool:
+    optimizer, groups = adapted[0](), adapted[1]
+    now = [] if optimizer is None else optimizer.param_groups
+    return len(now) == len(groups) and all(a is b for a, b in zip(now, groups, strict=True))
 
 
 def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:

@@ -30,7 +30,8 @@ from pygraph.callables import rate_probe
 from pygraph.undoing import Undo, release, undoing
 
 _Group = dict[str, Any]
-_lock = threading.RLock()  # held while groups have tensors in an uncaptured call
+_lock = threading.RLock()  # of the next; held by no call, because calls may wait for each other
+_given: dict[int, _Given] = {}  # groups that have tensors in uncaptured calls, by identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,21 +130,50 @@ def with_tensors(groups: Sequence[Rated], device: torch.device | None, call: Cal
         return call()
 
     def body(undo: Undo) -> Any:
+        mine: list[_Given] = []
+        undo.append(functools.partial(_take_back, mine))
         undo.append(functools.partial(release, _lock))
         _lock.acquire()
-        given = [
-            (rated.group, rated.group["lr"], rated.tensor(device)) for rated in groups if rated.is_float
-        ]
-        versions = [tensor._version for _, _, tensor in given]
-        undo.append(lambda: _take_back(given, versions))
-        for group, _, tensor in given:
-            group["lr"] = tensor
+        for rated in groups:
+            given = _given.get(id(rated.group))
+            if given is None or rated.group["lr"] is not given.tensor:
+                if not rated.is_float:
+                    continue
+                given = _Given(rated.group, rated.group["lr"], rated.tensor(device))
+            _given[id(rated.group)] = given
+            mine.append(given)
+            given.users.append(mine)
+            rated.group["lr"] = given.tensor
+        undo[-1]()
+        undo.pop()
         return call()
 
     return undoing(body)
 
 
-def _take_back(given: list[tuple[_Group, float, torch.Tensor]], versions: list[int]) -> None:
-    for (group, value, tensor), version in zip(given, versions, strict=True):
-        if group["lr"] is tensor:  # a scheduler in the call has written to it, or not
-            group["lr"] = value if tensor._version == version else tensor.item()
+class _Given:
+    """A tensor in the place of a group's rate. users: what the calls have that use it."""
+
+    def __init__(self, group: _Group, value: float, tensor: torch.Tensor) -> None:
+        self.group = group
+        self.value = value
+        self.tensor = tensor
+        self.version = tensor._version
+        self.users: list[Any] = []
+
+
+def _take_back(mine: list[_Given]) -> None:
+    """Of one call. The last one to end puts the number back. Made twice, it does no harm."""
+    try:
+        _lock.acquire()
+        for given in mine:
+            given.users[:] = [user for user in given.users if user is not mine]
+            if given.users:
+                continue
+            if given.group["lr"] is given.tensor:  # a scheduler in the call has written to it, or not
+                is_same = given.tensor._version == given.version
+                given.group["lr"] = given.value if is_same else given.tensor.item()
+            if _given.get(id(given.group)) is given:
+                del _given[id(given.group)]
+    finally:
+        release(_lock)

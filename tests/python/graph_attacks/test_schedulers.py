@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LRSchedule
 
 import pygraph
 
-from .attacked import X, Plain, assert_follows, replays
+from .attacked import Plain, X, assert_follows, replays
 
 
 def exponential() -> ExponentialLR:
@@ -44,7 +44,7 @@ def test_reads(partitions: Any, how: str) -> None:
 
 class Special(ExponentialLR):
     factor = 1.0
-    table = {"a": 1.0}
+    table: ClassVar = {"a": 1.0}
 
     def __float__(self) -> float:
         return Special.factor
@@ -74,9 +74,7 @@ CLASS_READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", CLASS_READS)
-def test_what_its_class_has(
-    partitions: Any, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_its_class_has(partitions: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s, read = special(), CLASS_READS[how]
 
     def change() -> None:
@@ -104,9 +102,7 @@ def test_an_attribute_that_is_deleted(partitions: Any) -> None:
 def test_a_container_of_schedulers(partitions: Any) -> None:
     s = exponential()
     chained = ChainedScheduler([s], optimizer=s.optimizer)
-    assert_follows(
-        partitions, lambda x: x * chained._schedulers[0].last_epoch, lambda: chained.step()
-    )
+    assert_follows(partitions, lambda x: x * chained._schedulers[0].last_epoch, lambda: chained.step())
 
 
 def test_a_bound_method(partitions: Any) -> None:
