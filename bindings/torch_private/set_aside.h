@@ -15,6 +15,7 @@ template <typename Entries>
 class SetAside {
  public:
   SetAside(Entries& entries, void* stream) : entries_(entries) {
+    replaced();  // made here, as the destructor must not throw
     const std::lock_guard lock(entries_.mutex);
     for (auto it = entries_.map.begin(); it != entries_.map.end();) {
       const auto next = std::next(it);
@@ -24,16 +25,20 @@ class SetAside {
   }
   ~SetAside() {
     static std::mutex of_replaced;
-    static auto* replaced = new std::multimap<typename Map::key_type, typename Map::mapped_type>;
     const std::scoped_lock lock(entries_.mutex, of_replaced);
     entries_.map.merge(taken_);
-    replaced->merge(taken_);
+    replaced().merge(taken_);
   }
   SetAside(const SetAside&) = delete;
   SetAside& operator=(const SetAside&) = delete;
 
  private:
   using Map = decltype(Entries::map);
+  using Replaced = std::multimap<typename Map::key_type, typename Map::mapped_type>;
+  static Replaced& replaced() {
+    static auto* kept = new Replaced;
+    return *kept;
+  }
   Entries& entries_;
   Map taken_;
 };
