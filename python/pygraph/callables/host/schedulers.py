@@ -15,6 +15,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from pygraph.undoing import Undo, release
 
 _lock = threading.RLock()
 _watches: list[SchedulerUse] = []
+_read_by_compiled_code: dict[int, weakref.ref[LRScheduler]] = {}  # by identity
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
 _own = {name: vars(LRScheduler)[name] for name in _HOOKS if name in vars(LRScheduler)}
 
@@ -89,6 +91,10 @@ def watch_schedulers(undo: Undo, schedulers: Mapping[str, LRScheduler]) -> Sched
     undo.append(functools.partial(release, _lock))
     _lock.acquire()
     _watches.append(use)
+    for path, scheduler in schedulers.items():
+        compiled = _read_by_compiled_code.get(id(scheduler))
+        if compiled is not None and compiled() is scheduler:
+            use.read.add(path)
     for name, hook in zip(_HOOKS, _OURS, strict=True):
         setattr(LRScheduler, name, hook)
     undo[-1]()
@@ -120,9 +126,20 @@ def _attributes_of(scheduler: LRScheduler) -> dict[str, Any]:
     return found.copy()
 
 
-# A compiler that traces a hook finds PyTorch's function alone. Its guards read through the hook.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _note_compilation() -> None:
+    """Dynamo calls it while it traces a hook. Guards of what it compiles may read past the hooks, so
+    all schedulers that are watched now count as read from now on."""
+    for use in _watches.copy():
+        for path, scheduler, _ in use.contents:
+            _read_by_compiled_code[id(scheduler)] = weakref.ref(scheduler)
+            use.read.add(path)
+
+
+# A compiler that traces a hook finds PyTorch's function, and is noted.
 def _read(scheduler: LRScheduler, name: str) -> Any:
     if torch.compiler.is_dynamo_compiling():
+        _note_compilation()
         return super(LRScheduler, scheduler).__getattribute__(name)
     for use in _watches.copy():
         use.note_read(scheduler)
@@ -131,6 +148,7 @@ def _read(scheduler: LRScheduler, name: str) -> Any:
 
 def _write(scheduler: LRScheduler, name: str, value: Any) -> None:
     if torch.compiler.is_dynamo_compiling():
+        _note_compilation()
         super(LRScheduler, scheduler).__setattr__(name, value)
         return
     for use in _watches.copy():
