@@ -72,3 +72,18 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def assert_same(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
     assert len(a) == len(b)
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)), pygraph.stats()
+
+
+class TwoDimensional(Training):
+    """For Muon, which takes matrices only."""
+
+    def __init__(self, optimizer: Callable[..., Any]) -> None:
+        super().__init__(lambda parameters: optimizer([p for p in parameters if p.dim() == 2]))
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(parameter.dim() == 2)
+
+
+def training(name: str, **options: Any) -> Training:
+    optimizers: Any = torch.optim
+    at = TwoDimensional if name == "Muon" else Training
+    return at(lambda parameters: getattr(optimizers, name)(parameters, **{"lr": 0.05, **options}))
