@@ -215,8 +215,10 @@ def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
 
 
 def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
-    kernels = profile_kernels(lambda: variant.step(inputs))
-    return sum(k.launch is not None for k in kernels) / len(kernels) if kernels else float("nan")
+    """The larger share of two calls, because one of them may hold an audit, which runs uncaptured, too."""
+    calls = [profile_kernels(lambda: variant.step(inputs)) for _ in range(2)]
+    shares = [sum(k.launch is not None for k in kernels) / len(kernels) for kernels in calls if kernels]
+    return max(shares, default=float("nan"))
 
 
 def _copied_bytes(variant: Variant, inputs: Inputs) -> int:
