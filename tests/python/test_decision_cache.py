@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -48,8 +49,37 @@ def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def _written(selected: object, timings: list[str], **replaced: object) -> bytes:
+    """A file with such a decision. replaced: parts of the first timing."""
+    times = {"host": 1.0, "device": 1.0, "latency": 1.0, "noise": 0.0, "memory": 0}
+    data = {name: {**times, **(replaced if i == 0 else {})} for i, name in enumerate(timings)}
+    return json.dumps({"selected": selected, "timings": data}).encode()
+
+
+_BOTH = [UNCAPTURED, REPLAYED]
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b'{"selected": "x", "timings": {}}', b"\xff\xfe", b"null"]
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'{"selected": "x", "timings": {}}',
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        _written(UNCAPTURED, [UNCAPTURED]),  # nothing that it was compared with
+        _written(REPLAYED, [REPLAYED]),
+        _written("another", [*_BOTH, "another"]),
+        _written([UNCAPTURED], _BOTH),
+        _written(UNCAPTURED, _BOTH, host="fast"),
+        _written(UNCAPTURED, _BOTH, host=None),
+        _written(UNCAPTURED, _BOTH, latency=float("nan")),
+        _written(UNCAPTURED, _BOTH, device=-1.0),
+        _written(UNCAPTURED, _BOTH, device=10**400),
+        _written(UNCAPTURED, _BOTH, further=1.0),
+    ],
 )
 def test_a_broken_file_is_ignored(content: bytes) -> None:
     key = decision_cache.key_of("program", b"signature", 0)
@@ -78,7 +108,7 @@ def _write(folder: Path, key: str, host: float) -> None:
     decision_cache._path = lambda _: path  # type: ignore[assignment]
     timing = Timing(host, host, host, 0.0, 0)
     for _ in range(300):
-        decision_cache.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing}))
+        decision_cache.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing, REPLAYED: timing}))
         found = decision_cache.load(key)
         assert found is not None
         times = found.timings[UNCAPTURED]
