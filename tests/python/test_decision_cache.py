@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 from pathlib import Path
 
 import pytest
 
+from pygraph.partition.tuple_arguments import unpacked_info
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
+
+from .stand_ins import INFO
 
 _DECISION = Decision(
     REPLAYED, {UNCAPTURED: Timing(3.0, 1.0, 3.5, 0.02, 0), REPLAYED: Timing(0.5, 1.0, 1.5, 0.01, 64)}
@@ -40,6 +44,14 @@ def test_keys_tell_programs_signatures_and_machines_apart() -> None:
         for device in (0, 1)
     }
     assert len(keys) == 8
+
+
+def test_keys_tell_tuples_of_other_lengths_apart() -> None:
+    """Their elements may have the same signature."""
+    info = dataclasses.replace(INFO, argument_count=2, program="program")
+    programs = [unpacked_info(info, lengths).program for lengths in ((1, 2), (2, 1))]
+    assert len({decision_cache.key_of(program, b"signature", 0) for program in programs}) == 2
+    assert unpacked_info(dataclasses.replace(info, program=""), (1, 2)).program == ""
 
 
 def test_a_program_without_identity_is_not_kept(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
 import pygraph
@@ -114,6 +115,23 @@ def test_what_changes_the_code_is_in_the_key(
         assert _start(graphs) == (1, 0)
         assert _start(graphs) == (0, 1)
     assert _start(graphs) == (0, 1)
+
+
+def test_cuts_are_in_the_key_in_an_order_of_their_own(
+    graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a set differs between processes."""
+    names = [f"pygraph_test::operator_{i}" for i in range(20)]
+    cuts = []
+
+    def note(key: str | None, facts: warm_start.Facts) -> None:
+        cuts.append(inductor_config.custom_should_partition_ops[-len(names) :])
+
+    monkeypatch.setattr(warm_start, "keep", note)
+    for name in reversed(names):
+        monkeypatch.setitem(uncapturable._found, name, "a test")
+    assert _start(graphs) == (1, 0)
+    assert cuts == [sorted(names)]
 
 
 def test_programs_of_inductor_are_not_loaded(graphs: CpuGraphs) -> None:

@@ -138,7 +138,7 @@ def _compile_with_graphs(
         "custom_should_partition_ops": [
             *_inductor_option(config, "custom_should_partition_ops"),
             *operators.outside_of_graphs(),
-            *compilation.cuts,
+            *sorted(compilation.cuts),  # in the key, which other processes look for
         ],
     }
     user_pass = _inductor_option(config, "post_grad_custom_post_pass")
