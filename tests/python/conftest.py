@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,10 @@ from pygraph.gpu import current
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import selection, state
 
-from . import gradient_world, graphed_world
+from . import gradient_world, graphed_world, graphs_on_the_cpu
 from .compiled_programs import Backend, OurBackend
 from .graphed_world import Replaying, partitions_of
+from .graphs_on_the_cpu import CpuGraphs
 from .selector_world import World
 
 
@@ -58,6 +60,15 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
 def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
     """Partitions of callables inside of differentiated programs, on the CPU."""
     yield from partitions_of(lambda: gradient_world.install(monkeypatch))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CpuGraphs]:
+    """Partitions of compiled programs, on the CPU, with caches of their own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield graphs_on_the_cpu.install(monkeypatch)
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ class World:
 def captured(mode: str = "auto") -> tuple[FakePartition, Selector, Entry]:
     """A partition whose one signature has just been captured."""
     partition = FakePartition()
-    subject = Selector(partition, mode)  # type: ignore[arg-type]
+    subject = Selector(partition, mode, lanes=8)  # type: ignore[arg-type]
     entry = partition.entries[b"key"] = Entry(graph=made_graph(), state=State.CAPTURED)
     subject.load_decision(b"key", entry)
     subject.begin_trial_or_install(entry)

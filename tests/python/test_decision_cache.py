@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import multiprocessing
 from pathlib import Path
 
 import pytest
 
+from pygraph.partition.tuple_arguments import unpacked_info
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
+
+from .stand_ins import INFO
 
 _DECISION = Decision(
     REPLAYED, {UNCAPTURED: Timing(3.0, 1.0, 3.5, 0.02, 0), REPLAYED: Timing(0.5, 1.0, 1.5, 0.01, 64)}
@@ -41,6 +46,14 @@ def test_keys_tell_programs_signatures_and_machines_apart() -> None:
     assert len(keys) == 8
 
 
+def test_keys_tell_tuples_of_other_lengths_apart() -> None:
+    """Their elements may have the same signature."""
+    info = dataclasses.replace(INFO, argument_count=2, program="program")
+    programs = [unpacked_info(info, lengths).program for lengths in ((1, 2), (2, 1))]
+    assert len({decision_cache.key_of(program, b"signature", 0) for program in programs}) == 2
+    assert unpacked_info(dataclasses.replace(info, program=""), (1, 2)).program == ""
+
+
 def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
     assert decision_cache.key_of("", b"signature", 0) == ""
     decision_cache.save("", _DECISION)
@@ -48,8 +61,37 @@ def test_a_program_without_identity_is_not_kept(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def _written(selected: object, timings: list[str], **replaced: object) -> bytes:
+    """A file with such a decision. replaced: parts of the first timing."""
+    times = {"host": 1.0, "device": 1.0, "latency": 1.0, "noise": 0.0, "memory": 0}
+    data = {name: {**times, **(replaced if i == 0 else {})} for i, name in enumerate(timings)}
+    return json.dumps({"selected": selected, "timings": data}).encode()
+
+
+_BOTH = [UNCAPTURED, REPLAYED]
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b'{"selected": "x", "timings": {}}', b"\xff\xfe", b"null"]
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'{"selected": "x", "timings": {}}',
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        _written(UNCAPTURED, [UNCAPTURED]),  # nothing that it was compared with
+        _written(REPLAYED, [REPLAYED]),
+        _written("another", [*_BOTH, "another"]),
+        _written([UNCAPTURED], _BOTH),
+        _written(UNCAPTURED, _BOTH, host="fast"),
+        _written(UNCAPTURED, _BOTH, host=None),
+        _written(UNCAPTURED, _BOTH, latency=float("nan")),
+        _written(UNCAPTURED, _BOTH, device=-1.0),
+        _written(UNCAPTURED, _BOTH, device=10**400),
+        _written(UNCAPTURED, _BOTH, further=1.0),
+    ],
 )
 def test_a_broken_file_is_ignored(content: bytes) -> None:
     key = decision_cache.key_of("program", b"signature", 0)
@@ -78,7 +120,7 @@ def _write(folder: Path, key: str, host: float) -> None:
     decision_cache._path = lambda _: path  # type: ignore[assignment]
     timing = Timing(host, host, host, 0.0, 0)
     for _ in range(300):
-        decision_cache.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing}))
+        decision_cache.save(key, Decision(UNCAPTURED, {UNCAPTURED: timing, REPLAYED: timing}))
         found = decision_cache.load(key)
         assert found is not None
         times = found.timings[UNCAPTURED]

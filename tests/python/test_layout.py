@@ -23,7 +23,8 @@ _ROOT = Path(pygraph.__file__).parent
 
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
-    ("_engine", "_version", "source_digest", "dynamo_program", "launch", "default_backend", "undoing"),
+    ("_engine", "_version", "source_digest", "stored"),
+    ("dynamo_program", "launch", "default_backend", "undoing"),
     ("engine",),
     ("runtime",),
     ("observations", "operators", "gpu", "torch_patches"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from pygraph.gpu import allocator
 from pygraph.partition import selector, timed_calls
 from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Entry, State
+from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
 from .contexts import recording
@@ -105,9 +108,25 @@ def test_a_graph_that_is_always_wanted_is_not_tried(world: World) -> None:
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_without_auto_nothing_is_asked_of_the_disk(world: World, mode: str) -> None:
     entry = Entry()
-    Selector(FakePartition(), mode).load_decision(b"key", entry)  # type: ignore[arg-type]
+    Selector(FakePartition(), mode, 8).load_decision(b"key", entry)  # type: ignore[arg-type]
     assert entry.state is (State.NOT_SELECTED if mode == "never" else State.UNCAPTURED)
     assert entry.selection.cache_key == ""
+
+
+def test_a_decision_holds_for_its_program_and_its_number_of_lanes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: program)
+    partition = FakePartition()
+    keys = []
+    for program in ("", "a", "b"):
+        partition.info = SimpleNamespace(name="forward", device=0, program=program)
+        for lanes in (1, 8):
+            entry = Entry()
+            Selector(partition, "auto", lanes).load_decision(b"key", entry)  # type: ignore[arg-type]
+            keys.append(entry.selection.cache_key)
+    assert keys[:2] == ["", ""]
+    assert len(set(keys)) == 5
 
 
 def test_a_decision_from_disk_needs_no_trial(world: World) -> None:

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
 import pygraph
@@ -21,18 +22,9 @@ from pygraph.compile import warm_start
 from pygraph.compile.backend import backend
 from pygraph.torch_patches import sources, state
 
-from . import graphs_on_the_cpu
 from .graphs_on_the_cpu import CpuGraphs
 
 X = torch.arange(6.0).reshape(2, 3)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CpuGraphs]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield graphs_on_the_cpu.install(monkeypatch)
-    torch._dynamo.reset()
 
 
 def _program(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -125,6 +117,23 @@ def test_what_changes_the_code_is_in_the_key(
     assert _start(graphs) == (0, 1)
 
 
+def test_cuts_are_in_the_key_in_an_order_of_their_own(
+    graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a set differs between processes."""
+    names = [f"pygraph_test::operator_{i}" for i in range(20)]
+    cuts = []
+
+    def note(key: str | None, facts: warm_start.Facts) -> None:
+        cuts.append(inductor_config.custom_should_partition_ops[-len(names) :])
+
+    monkeypatch.setattr(warm_start, "keep", note)
+    for name in reversed(names):
+        monkeypatch.setitem(uncapturable._found, name, "a test")
+    assert _start(graphs) == (1, 0)
+    assert cuts == [sorted(names)]
+
+
 def test_programs_of_inductor_are_not_loaded(graphs: CpuGraphs) -> None:
     weight = torch.eye(3)
     with torch.no_grad():
@@ -142,6 +151,8 @@ def test_it_can_be_switched_off(graphs: CpuGraphs) -> None:
         assert _start(graphs) == (0, 0)
     with functorch_config.patch(bundled_autograd_cache=True):  # entries of another form
         assert _start(graphs) == (0, 0)
+    with functorch_config.patch(strict_autograd_cache=True):  # a miss is an error
+        assert _start(graphs) == (0, 0)
     assert _start(graphs) == (0, 1)
 
 
@@ -150,7 +161,18 @@ def _facts(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("damage", ["missing", "unreadable", "of another graph"])
+_DAMAGED = {
+    "unreadable": lambda facts: "{",
+    "cut off": lambda facts: facts[: len(facts) // 2],
+    "empty": lambda facts: "",
+    "no facts": lambda facts: "[1, 2]",
+    "of another graph": lambda facts: json.dumps({**json.loads(facts), "key": "another"}),
+    "of other types": lambda facts: json.dumps({**json.loads(facts), "input_count": "2"}),
+    "of missing inputs": lambda facts: json.dumps({**json.loads(facts), "on_host": [7]}),
+}
+
+
+@pytest.mark.parametrize("damage", ["missing", *_DAMAGED])
 def test_without_its_facts_a_program_is_compiled(
     graphs: CpuGraphs, tmp_path: Path, damage: str
 ) -> None:
@@ -159,14 +181,11 @@ def test_without_its_facts_a_program_is_compiled(
     path = _facts(tmp_path)
     if damage == "missing":
         path.unlink()
-    elif damage == "unreadable":
-        path.write_text("{")
     else:
-        path.write_text(json.dumps({**json.loads(path.read_text()), "key": "another"}))
+        path.write_text(_DAMAGED[damage](path.read_text()))
     assert _start(graphs) == (1, 0)
     assert graphs.infos == infos
-    if damage == "missing":  # it was written again
-        assert _start(graphs) == (0, 1)
+    assert _start(graphs) == (0, 1)  # they were written again
 
 
 def test_an_error_while_attaching_is_a_miss(graphs: CpuGraphs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,14 @@ import torch
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
 from pygraph.callables import optimizer_steps
-from pygraph.compile import attachment, barriers, kernel_origins, warm_start, wrapper_bypass
+from pygraph.compile import (
+    attachment,
+    barriers,
+    kernel_origins,
+    warm_programs,
+    warm_start,
+    wrapper_bypass,
+)
 from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
@@ -120,20 +127,21 @@ def _compile_with_graphs(
     from pygraph.fx_passes.cache_key import beside
     from pygraph.fx_passes.graph_pass import GraphPass
 
+    observation = observations.current()
+    is_warm = observation is None and _may_be_warm(gm, example_inputs, config)
     transforms = GraphPass(frozenset(config.own.transforms)).uuid()
     patches = {
         **config.inductor,
-        **_cache_key(config, transforms),
+        **_cache_key(config, transforms, *(warm_programs.switches() if is_warm else ())),
         "triton.cudagraphs": True,
         "graph_partition": True,
         "custom_should_partition_ops": [
             *_inductor_option(config, "custom_should_partition_ops"),
             *operators.outside_of_graphs(),
-            *compilation.cuts,
+            *sorted(compilation.cuts),  # in the key, which other processes look for
         ],
     }
     user_pass = _inductor_option(config, "post_grad_custom_post_pass")
-    observation = observations.current()
     if observation is not None:
         observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         patches["force_disable_caches"] = True  # a program from the cache would tell nothing
@@ -194,8 +202,6 @@ def _compile_with_graphs(
             _note_training(parameters, config)
 
     argument_count = len(example_inputs)
-    is_warm = config.own.warm_start and observation is None and warm_start.is_wanted_by_user()
-    is_warm = is_warm and _provides(config, "warm_start")
     with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
@@ -218,13 +224,24 @@ def _provides(config: BackendConfig, name: str) -> bool:
     return name in config.own.patches and not torch_patches.provide(name)
 
 
+def _may_be_warm(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: BackendConfig) -> bool:
+    """Whether AOTAutograd may load the program from its cache, or keep it there."""
+    if not config.own.warm_start or not warm_start.is_wanted_by_user():
+        return False
+    reason = warm_programs.why_not(gm, inputs)
+    if reason:
+        runtime.log.info("compiled in every process: %s", reason)
+    return not reason and _provides(config, "warm_start")
+
+
 @contextlib.contextmanager
 def _warm_start(load: warm_start.Attach) -> Iterator[None]:
     """A context in which AOTAutograd may load the program from its cache; ``load`` is called with each
     graph.
 
     The key of that cache contains Inductor's settings, and with them everything that PyGraph's part of
-    the compilation depends on: the cuts, and the settings of :func:`_cache_key`.
+    the compilation depends on: the cuts, and the settings of :func:`_cache_key`. For what else it lacks
+    see :mod:`pygraph.compile.warm_programs`.
     """
     import torch._functorch.config as functorch_config
 

@@ -17,13 +17,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from pygraph import stored
 from pygraph.runtime import log
 
 _FORMAT = 1
@@ -47,12 +46,15 @@ _attach: ContextVar[Attach | None] = ContextVar("pygraph_attach", default=None)
 
 
 def is_wanted_by_user() -> bool:
-    """Whether PyTorch's settings let AOTAutograd use its cache, in the form that is known here."""
+    """Whether PyTorch's settings let AOTAutograd use its cache, in the form that is known here, and a
+    miss is no error."""
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
 
     is_bundled = functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile
-    return bool(functorch_config.enable_autograd_cache) and not is_bundled
+    is_strict = functorch_config.strict_autograd_cache
+    is_strict |= getattr(dynamo_config, "strict_precompile", False)  # not in all releases
+    return bool(functorch_config.enable_autograd_cache) and not is_bundled and not is_strict
 
 
 @contextlib.contextmanager
@@ -67,29 +69,28 @@ def attaching(attach: Attach) -> Iterator[None]:
 
 
 def keep(key: str | None, facts: Facts) -> None:
-    """Writes the facts of the graph with that key in Inductor's cache, unless they exist."""
+    """Writes the facts of the graph with that key in Inductor's cache, unless they are there."""
     if not key:
         return
-    try:
-        path = _path(key)
-        if path.exists():
+    with contextlib.suppress(Exception):
+        if find(key) == facts:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
         data = {"key": key, "input_count": facts.input_count, "on_host": sorted(facts.on_host)}
-        temporary.write_text(json.dumps(data), "utf-8")
-        os.replace(temporary, path)
+        stored.write(_path(key), data)
     except Exception as error:  # the folder cannot be written
         log.debug("no warm start for a graph: %s", error)
 
 
 def find(key: str) -> Facts:
     """Reads the facts of a graph. Raises if there are none, or none that can be read."""
-    data = json.loads(_path(key).read_text("utf-8"))
+    data = stored.read(_path(key))
     if data["key"] != key:
         raise ValueError("the facts are another graph's")
-    on_host = [int(i) for i in data["on_host"]]
-    return Facts(int(data["input_count"]), frozenset(on_host))
+    input_count, on_host = data["input_count"], data["on_host"]
+    if type(input_count) is not int or not all(0 <= i < input_count for i in on_host):
+        raise ValueError("the facts are no graph's")
+    return Facts(input_count, frozenset(on_host))
 
 
 def _path(key: str) -> Path:

@@ -92,7 +92,7 @@ class Partition:
     def _start(self) -> None:
         """Nothing is known of recordings and trials."""
         self._policy = RecordingPolicy(self._options.max_graphs)
-        self._selector = Selector(self, self._options.select)
+        self._selector = Selector(self, self._options.select, self._options.lanes)
         self._pipeline = Pipeline(
             host=self,
             function=self._function,

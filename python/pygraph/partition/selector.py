@@ -48,10 +48,11 @@ class Selector:
     ``look_up`` for an entry that no other thread sees. Errors in measuring and storing never
     reach the program: the signature keeps its state, or runs uncaptured."""
 
-    def __init__(self, host: Host, mode: str) -> None:
-        """mode: the option ``pygraph.select``."""
+    def __init__(self, host: Host, mode: str, lanes: int) -> None:
+        """mode, lanes: the options ``pygraph.select`` and ``pygraph.lanes``."""
         self._host = host
         self._mode = mode
+        self._lanes = lanes
         self._graphs_in_a_row = 0
         self._has_cleaned_up = False
 
@@ -69,7 +70,9 @@ class Selector:
             return
         with runtime.harmless("looking for a selection on disk"):
             info = self._host.info
-            entry.selection.cache_key = decision_cache.key_of(info.program, key, info.device)
+            # A graph that may not run kernels at the same time is another one, and slower.
+            program = f"{info.program} lanes {self._lanes}" if info.program else ""
+            entry.selection.cache_key = decision_cache.key_of(program, key, info.device)
             entry.selection.decision = decision_cache.load(entry.selection.cache_key)
         decision = entry.selection.decision
         if decision is not None and decision.selected == UNCAPTURED:

@@ -1,8 +1,7 @@
 """Decisions of trials, kept on disk beside Inductor's cache.
 
-One small file per compiled program, signature, kind of GPU and version. Files are written whole and
-renamed, so that processes can share the folder. A file that cannot be read counts as missing. Nothing
-here raises.
+One small file (:mod:`pygraph.stored`) per compiled program, signature, kind of GPU and version. A file
+that cannot be read, or contains anything else than a decision, counts as missing. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
-import os
+import math
 from pathlib import Path
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from pygraph import stored
 from pygraph.runtime import log
-from pygraph.select.trial import Decision, Timing
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 _FORMAT = 1
+_VARIANTS = {UNCAPTURED, REPLAYED}
 
 
 def key_of(program: str, signature: bytes, device: int) -> str:
@@ -40,13 +40,22 @@ def load(key: str) -> Decision | None:
     if not key:
         return None
     try:
-        data = json.loads(_path(key).read_text("utf-8"))
+        data = stored.read(_path(key))
         timings = {name: Timing(**timing) for name, timing in data["timings"].items()}
-        if data["selected"] not in timings:
-            return None
-        return Decision(data["selected"], timings)
+        decision = Decision(data["selected"], timings)
+        return decision if _is_complete(decision) else None
     except Exception:
         return None
+
+
+def _is_complete(decision: Decision) -> bool:
+    """Whether a decision has everything that is computed from it later. May raise."""
+    numbers = [number for timing in decision.timings.values() for number in dataclasses.astuple(timing)]
+    return (
+        decision.selected in _VARIANTS
+        and set(decision.timings) == _VARIANTS
+        and all(math.isfinite(number) and number >= 0 for number in numbers)
+    )
 
 
 def save(key: str, decision: Decision) -> None:
@@ -54,11 +63,7 @@ def save(key: str, decision: Decision) -> None:
     if not key:
         return
     try:
-        path = _path(key)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(dataclasses.asdict(decision)), "utf-8")
-        os.replace(temporary, path)
+        stored.write(_path(key), dataclasses.asdict(decision))
     except Exception as error:  # the folder cannot be written, or has no name
         log.debug("a selection was not kept: %s", error)
 

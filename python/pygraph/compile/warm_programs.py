@@ -1,0 +1,77 @@
+"""Which programs AOTAutograd may load from its cache, and what their keys lack.
+
+AOTAutograd's key holds the program as Dynamo wrote it, and the size, type and place of each input. What
+AOTAutograd makes of that depends on more:
+
+* which inputs share memory: a program that writes one of them is another program then, and gets a guard
+  that a loaded one would not have;
+* Python code that AOTAutograd traces through: of operators that are not PyTorch's (their gradients,
+  their results' shapes, what they are composed of), and of subclasses of tensors;
+* switches that choose operators, such as the allowed kernels of attention.
+
+Switches become a part of the key; a program with one of the others is compiled in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from pygraph import runtime
+
+# Of operators whose code belongs to PyTorch, whose version is in the key, or to PyGraph.
+_NAMESPACES = frozenset(
+    (
+        *("aten", "prim", "prims", "rngprims", "inductor", "inductor_prims", "higher_order"),
+        *("quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn", "fsdp", "pygraph"),
+        *("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler", "streams"),
+    )
+)
+
+
+def why_not(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Why a program must be compiled in every process; empty if it may be loaded. Never raises.
+
+    gm, inputs: as Dynamo gave them to the backend.
+    """
+    try:
+        for operator in _operators(gm):
+            if operator.partition("::")[0] not in _NAMESPACES:
+                return f"{operator} is not PyTorch's, and its code may change"
+        return _why_not_inputs([*inputs, *gm.parameters(), *gm.buffers()])
+    except Exception as error:
+        return f"{type(error).__name__}: {runtime.first_line(error)}"
+
+
+def _operators(gm: torch.fx.GraphModule) -> Iterator[str]:
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if isinstance(node.target, OpOverload):
+                yield node.target._name
+            elif isinstance(node.target, OpOverloadPacket):
+                yield node.target._qualified_op_name
+
+
+def _why_not_inputs(inputs: Sequence[Any]) -> str:
+    tensors = {id(x): x for x in inputs if isinstance(x, torch.Tensor)}.values()
+    if any(is_traceable_wrapper_subclass(x) for x in tensors):
+        return "the code of a tensor's class may change"
+    if any(x.layout is not torch.strided for x in tensors):
+        return "a tensor is not strided"
+    # A storage, and not its address: memory of fake tensors has none.
+    storages = {x.untyped_storage()._cdata for x in tensors}
+    return "" if len(storages) == len(tensors) else "inputs share memory"
+
+
+def switches() -> tuple[object, ...]:
+    """What AOTAutograd's choice of operators depends on, and its key does not contain."""
+    einsum = torch.backends.opt_einsum
+    return (
+        runtime.engine().signature([], 0),  # of no arguments: the switches alone
+        bool(torch.backends.mkldnn.enabled),
+        (einsum.enabled, einsum.strategy),
+    )
