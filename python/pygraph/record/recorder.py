@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,12 +17,11 @@ from pygraph import runtime
 from pygraph.gpu import allocator, current
 from pygraph.record import owned_memory
 from pygraph.record.stream_capture import StreamCapture, check_interrupted
+from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 OUT_OF_MEMORY = "ran out of memory"  # the end of reasons that are retried later
 _DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h

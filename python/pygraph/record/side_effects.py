@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
 from pygraph.gpu.fingerprint import fingerprint, forget
+from pygraph.runtime import log
 from pygraph.undoing import Undo
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _Positions = tuple[int, ...]  # of arguments that share a fingerprint
 

@@ -9,7 +9,6 @@ verify.py decides what to compare.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,12 @@ from pygraph.gpu import allocator, host_memory
 from pygraph.gpu.clones import clone_shared_storages, sharing_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.record.recorder import Recording
+from pygraph.runtime import log
 from pygraph.select.trial import timed
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 POISON_ONES, POISON_ZEROS = 0xFF, 0x00  # bytes that fresh outputs are filled with
 

@@ -19,7 +19,6 @@ differ from each other as much (compare.py). docs/explanation/verification.md ha
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from operator import eq
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
+from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
 from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
@@ -44,8 +44,6 @@ from pygraph.verify.rehearsal import (
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _BRANCHED_RUNS = 3  # replays of the branches: a race may not show at once
 # Replays of the chain beside a background load, if results differ: nondeterministic results differ
