@@ -34,10 +34,6 @@ class VerificationError(RuntimeError):
     """A graph must not be used; the message is the reason."""
 
 
-class WrongReplay(VerificationError):
-    """The graph computes something else than the function does."""
-
-
 class Rehearsal:
     """The inputs of a call before it is made, and methods that run the graph or the function on copies
     of them.
@@ -166,7 +162,7 @@ class Rehearsal:
             if not gives_away:
                 graph.release_workspace()  # it has room for what was not given away
             if not self.recording.pair.untouched():
-                raise WrongReplay(
+                raise VerificationError(
                     "verification failed: the graph writes to memory it was recorded with"
                 )
             results = self._results(outputs, args)

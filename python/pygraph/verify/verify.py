@@ -34,13 +34,7 @@ from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
 from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
-from pygraph.verify.rehearsal import (
-    POISON_ONES,
-    POISON_ZEROS,
-    Rehearsal,
-    VerificationError,
-    WrongReplay,
-)
+from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -57,7 +51,6 @@ class Verification:
     """The result of a verification.
 
     outputs: the call's results. failure: why the graph must not be used, or empty.
-    is_wrong: whether the graph computes something else, or writes to a stand-in page.
     is_transient: whether it failed because the graph could not be replayed on this call's stream yet.
     suspects: positions of results that differ, so that only a thorough check can decide.
     executable_bytes: device memory of the executable graph, as far as it could be measured.
@@ -65,7 +58,6 @@ class Verification:
 
     outputs: Sequence[Any]
     failure: str = ""
-    is_wrong: bool = False
     is_transient: bool = False
     suspects: Sequence[int] = ()
     executable_bytes: int = 0
@@ -206,7 +198,7 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
         f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
         f"uncaptured run by {worst.runs}"
     )
-    return Verification(outputs, failure, is_wrong=True)
+    return Verification(outputs, failure)
 
 
 def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
@@ -238,12 +230,8 @@ def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]
 
 def _failed(error: Exception) -> Verification:
     """Without the call's results. Does not keep the error, whose frames hold memory."""
-    return Verification(
-        (),
-        _describe(error),
-        is_wrong=isinstance(error, WrongReplay),
-        is_transient=isinstance(error, runtime.engine().StreamNotReady),
-    )
+    is_transient = isinstance(error, runtime.engine().StreamNotReady)
+    return Verification((), _describe(error), is_transient)
 
 
 def _describe(error: Exception) -> str:
