@@ -92,7 +92,7 @@ def test_a_row_tells_what_the_selection_measured() -> None:
     }
     row = GraphStats("forward", 0, "captured", "", timings=timings, selected=REPLAYED)
     rows = variant_timings(row)
-    assert [(row.variant, row.period_us, row.selected) for row in rows] == [
+    assert [(row["variant"], row["period_us"], row["selected"]) for row in rows] == [
         (UNCAPTURED, pytest.approx(5000), False),
         (REPLAYED, pytest.approx(1000), True),
     ]
