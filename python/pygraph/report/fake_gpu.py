@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from pygraph import observations, polyfills, runtime
 from pygraph.fx_passes.graph_pass import GraphPass
 from pygraph.observations import Cut, Observation, line_of, observing
+from pygraph.options import TRANSFORMS
 
 # Else Dynamo would run them, which fake tensors cannot.
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
@@ -42,7 +43,7 @@ def trace(
     model: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    transforms: Sequence[str],
+    transforms: Sequence[str] = TRANSFORMS,
 ) -> Observation:
     """Calls ``model`` once on a fake GPU; what the compiler saw.
 
@@ -172,8 +173,7 @@ class _TracingBackend:
 
         def note(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             observation = observations.current()
-            graph_pass = GraphPass(frozenset(self._transforms))
-            applied = graph_pass.transform(gm.graph)
+            applied = GraphPass(frozenset(self._transforms)).transform(gm.graph)
             if observation is not None:
                 observation.note_graph(name, gm.graph, applied)
             (output,) = gm.graph.find_nodes(op="output")
