@@ -87,24 +87,28 @@ _FOLDER = Path(__file__).parent
 @functools.cache
 def engine() -> Engine:
     """The C++ engine. Raises ImportError if the installation has none for the installed PyTorch."""
-    release = ".".join(torch.__version__.split(".")[:2])
-    file = _files().get(release)
+    file = _files().get(release())
     if file is None:
         built_for = " and ".join(_files()) or "no release"
         raise ImportError(_refusal(f"{_FOLDER} is built for PyTorch {built_for}"))
     found = importlib.import_module(f"pygraph.{file.name.split('.')[0]}")
-    if found.built_for != release:  # by PyTorch's headers; the file's name is only a name
+    if found.built_for != release():  # by PyTorch's headers; the file's name is only a name
         raise ImportError(_refusal(f"{file} is built for PyTorch {found.built_for}"))
     return cast("Engine", found)
+
+
+def release() -> str:
+    """The installed release of PyTorch: "2.11"."""
+    return ".".join(torch.__version__.split(".")[:2])
 
 
 def _files() -> dict[str, Path]:
     """The engines for this Python, by release of PyTorch, the oldest first."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     files = {
-        (int(release[1]), int(release[2])): path
+        (int(found[1]), int(found[2])): path
         for path in _FOLDER.glob(f"_engine_*{suffix}")
-        if (release := re.match(r"_engine_(\d+)_(\d+)\.", path.name)) is not None
+        if (found := re.match(r"_engine_(\d+)_(\d+)\.", path.name)) is not None
     }
     return {f"{major}.{minor}": files[major, minor] for major, minor in sorted(files)}
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.engine import engine as engine  # callers say runtime.engine()
+from pygraph.engine import release as pytorch_release
 from pygraph.undoing import Undo, release, settle, undoing
 
 log = logging.getLogger("pygraph")
@@ -94,10 +95,9 @@ def unavailable_reason() -> str | None:
         engine().driver_version()
     except (ImportError, RuntimeError) as error:
         return str(error)
-    release = ".".join(torch.__version__.split(".")[:2])
-    if release not in _SEEN_ON_A_GPU and os.environ.get("PYGRAPH_UNTESTED_RELEASES") != "1":
+    if pytorch_release() not in _SEEN_ON_A_GPU and os.environ.get("PYGRAPH_UNTESTED_RELEASES") != "1":
         return (
-            f"it has not been tested on a GPU with PyTorch {release} "
+            f"it has not been tested on a GPU with PyTorch {pytorch_release()} "
             "(PYGRAPH_UNTESTED_RELEASES=1 uses it all the same)"
         )
     return None
