@@ -151,6 +151,13 @@ def current() -> Observation | None:
     return _current
 
 
+def note_partition(partition: AnyPartition) -> None:
+    """Lists a new partition, or graphed callable, in the process and in the report that is made."""
+    runtime.partitions.add(partition)
+    if _current is not None:
+        _current.partitions.append(partition)
+
+
 @contextlib.contextmanager
 def observing() -> Iterator[Observation]:
     """Notes what is compiled inside the context, in any thread. Not to be nested."""

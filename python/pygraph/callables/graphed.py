@@ -63,10 +63,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
-        runtime.partitions.add(self)
-        observation = observations.current()
-        if observation is not None:
-            observation.partitions.append(self)
+        observations.note_partition(self)
 
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served

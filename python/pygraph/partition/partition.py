@@ -79,12 +79,9 @@ class Partition:
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
         self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
-        runtime.partitions.add(self)
+        observations.note_partition(self)
         if compilation is not None:
             compilation.add(self)
-        observation = observations.current()
-        if observation is not None:
-            observation.partitions.append(self)
         if observations.tally is not None:
             with runtime.harmless("counting a partition"):
                 observations.tally.note_partition(self)
