@@ -61,14 +61,14 @@ def make_room(wanted: int) -> bool:
     if wanted <= MUCH:
         return True
     with contextlib.suppress(RuntimeError):
-        if _room() < wanted:
+        if free_bytes() < wanted:
             give_back_all()
-            return _room() >= wanted
+            return free_bytes() >= wanted
     return True
 
 
-def _room() -> float:
-    """Bytes that the allocator may still take from the device."""
+def free_bytes() -> float:
+    """Bytes that the allocator may still take from the current device."""
     free, total = torch.cuda.mem_get_info()
     allowed = torch.cuda.get_per_process_memory_fraction() * total
     return min(free, allowed - torch.cuda.memory_reserved())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from operator import eq
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pygraph import runtime
 from pygraph.gpu import allocator
+from pygraph.gpu.allocator import free_bytes
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
-from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
+from pygraph.verify.compare import LARGE_BYTES, differing, summary
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some
@@ -63,11 +63,11 @@ class AuditReplay:
         the internal memory of the uncaptured run."""
         graph = self._graph
         wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
-        if _free_bytes() >= wanted:
+        if free_bytes() >= wanted:
             return
-        if _free_bytes() + _kept_bytes() >= wanted:
+        if free_bytes() + _kept_bytes() >= wanted:
             give_back(wanted)
-        if _free_bytes() < wanted:
+        if free_bytes() < wanted:
             raise NotPossible(f"it needs {wanted >> 20} MiB of free memory")
 
     def wait(self) -> None:
@@ -105,18 +105,14 @@ class AuditReplay:
         self.seconds = time.perf_counter() - start
         self._offsets = [(original, copy.get_offset()) for original, copy in copies]
         results = _tensors([*outputs, *(clones[i] for i in self.visible)])
-        self._seen = results if self._in_bits else fingerprints(results)
+        self._seen = summary(results, self._in_bits)
 
     def differing(self, results: Sequence[Any]) -> list[int]:
         """Positions of results that differ between the call and the replay. Raises NotPossible if
         another thread has drawn from the call's generator meanwhile."""
         if any(generator.get_offset() != offset for generator, offset in self._offsets):
             raise NotPossible("somebody else has drawn random numbers meanwhile")
-        tensors = _tensors(results)
-        expected: Sequence[Any] = tensors if self._in_bits else fingerprints(tensors)
-        is_same: Callable[[Any, Any], bool] = _same_bits if self._in_bits else eq
-        pairs = enumerate(zip(self._seen, expected, strict=True))
-        return [i for i, (seen, other) in pairs if not is_same(seen, other)]
+        return differing(self._seen, _tensors(results), self._in_bits)
 
     def forget(self) -> None:
         """Frees what the audit has taken."""
@@ -132,24 +128,12 @@ def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
     return set(positions).union(i for i, address in addresses.items() if address in shared)
 
 
-def _same_bits(seen: torch.Tensor, other: torch.Tensor) -> bool:
-    """Attention's random state is on the CPU in an uncaptured run."""
-    return same_bits(seen, other.to(seen.device))
-
-
 def _is_tensor(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor)
 
 
 def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
     return [result for result in results if isinstance(result, torch.Tensor)]
-
-
-def _free_bytes() -> int:
-    """Bytes that the process may still allocate on the current device."""
-    free, total = torch.cuda.mem_get_info()
-    allowed = torch.cuda.get_per_process_memory_fraction() * total
-    return int(min(free, allowed - torch.cuda.memory_reserved()))
 
 
 def _kept_bytes() -> int:

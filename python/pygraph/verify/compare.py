@@ -32,6 +32,21 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(distinct(as_integers(a)), distinct(as_integers(b)))
 
 
+def summary(results: Sequence[torch.Tensor], in_bits: bool) -> Sequence[Any]:
+    """What is kept of results for ``differing``: themselves, or fingerprints, which take no memory."""
+    return results if in_bits else fingerprints(results)
+
+
+def differing(seen: Sequence[Any], results: Sequence[torch.Tensor], in_bits: bool) -> list[int]:
+    """Positions of results that differ from those of which ``seen`` was kept. (Attention's random state
+    is on the CPU in an uncaptured run.)"""
+    found = summary(results, in_bits)
+    pairs = enumerate(zip(seen, found, strict=True))
+    if in_bits:
+        return [i for i, (a, b) in pairs if not same_bits(a, b.to(a.device))]
+    return [i for i, (a, b) in pairs if a != b]
+
+
 def fingerprints(results: Iterable[Any]) -> list[int]:
     """One fingerprint for each tensor among ``results``, on any device. Waits for the device."""
     queued = [fingerprint(t) for t in results if isinstance(t, torch.Tensor)]

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from operator import eq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +32,7 @@ from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
+from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing, fingerprints
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
@@ -108,10 +107,7 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
     if failed is not None:
         return dataclasses.replace(failed, outputs=outputs)
     try:
-        expected: Sequence[Any] = results if in_bits else fingerprints(results)
-        is_same = same_bits if in_bits else eq
-        pairs = enumerate(zip(seen, expected, strict=True))
-        return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
+        return Verification(outputs, suspects=differing(seen, results, in_bits))
     except Exception as error:
         return dataclasses.replace(_failed(error), outputs=outputs)
 
@@ -156,18 +152,18 @@ def _check_branches(
     Nondeterministic results are no evidence here; they are suspects anyway.
     """
 
-    def differing(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
+    def changes(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
         """Positions of results whose fingerprints differ in one more replay."""
         found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
         return {i for i, value in enumerate(expected) if found[i] != value}
 
-    by_chance = differing(chain)
+    by_chance = changes(chain)
     changed = set[int]()
     for _ in range(_BRANCHED_RUNS):
-        changed |= differing(branched)
+        changed |= changes(branched)
     if not changed <= by_chance:
         for _ in range(_DISTURBED_RUNS):
-            by_chance |= differing(chain, load=lambda: disturb(_DISTURBED_SECONDS))
+            by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
     if not changed <= by_chance or len(by_chance) == len(expected):
         changed -= by_chance
         raise VerificationError(
