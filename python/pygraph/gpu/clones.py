@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pygraph.gpu.fingerprint import marked_as
+
 
 def clone_shared_storages(
     args: Sequence[Any], positions: Sequence[int], device: torch.device | None = None
@@ -51,9 +53,7 @@ def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor with the layout and dtype of ``like``, on the memory of another tensor of that dtype."""
     tensor = torch.empty(0, dtype=like.dtype, device=memory.device)
     layout = (like.storage_offset(), like.size(), like.stride())
-    tensor = tensor.set_(memory, *layout)  # type: ignore[call-overload]
-    tensor = tensor.conj() if like.is_conj() else tensor
-    return torch._neg_view(tensor) if like.is_neg() else tensor
+    return marked_as(tensor.set_(memory, *layout), like)  # type: ignore[call-overload]
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
