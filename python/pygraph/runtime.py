@@ -142,6 +142,11 @@ def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
+def brief(error: BaseException) -> str:
+    """The first line of an error's message, or else the error's type."""
+    return first_line(error) or type(error).__name__
+
+
 @contextlib.contextmanager
 def harmless(doing: str) -> Iterator[None]:
     """Logs and drops errors of optional work in a call, such as making later calls cheaper.

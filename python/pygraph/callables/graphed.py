@@ -157,7 +157,7 @@ class Graphed:
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
-            self._refused.refuse(arguments.key, runtime.first_line(error) or type(error).__name__, None)
+            self._refused.refuse(arguments.key, runtime.brief(error), None)
             return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []

@@ -167,7 +167,7 @@ class Route:
         except Exception as error:
             if self.has_begun:
                 raise  # the program's
-            self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
+            self.graphed.give_up(runtime.brief(error))
         finally:
             attributes.update(given)
         return self._function()

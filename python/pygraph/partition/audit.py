@@ -223,7 +223,7 @@ class _Audit:
             rehearsal = Rehearsal(self.host.uncaptured, self.args, recording, self.host.written)
             return rehearsal if rehearsal.visible == replay.visible else None
         except Exception as error:
-            self._drop(f"no thorough check was possible: {_first_line(error)}")
+            self._drop(f"no thorough check was possible: {runtime.brief(error)}")
             return None
 
     def _note_good(self) -> None:
@@ -257,8 +257,4 @@ class _Audit:
         audits.skipped += 1
         graph.audit_at = audits.retry_at(graph.replays)
         name = self.host.info.name
-        runtime.note(logging.INFO, "%s: not audited now: %s", name, _first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    return runtime.first_line(error) or type(error).__name__
+        runtime.note(logging.INFO, "%s: not audited now: %s", name, runtime.brief(error))

@@ -55,7 +55,7 @@ _MAX_SEEN = 4096
 class Partition:
     """Decides how each call of one partition function is made; ``callable`` replaces the function.
 
-    A :class:`~pygraph.partition.host.Host`. Thread-safe.
+    A :class:`~pygraph.partition.host.Host`, which documents the methods. Thread-safe.
     """
 
     def __init__(
@@ -129,7 +129,6 @@ class Partition:
 
     @property
     def has_run_here(self) -> bool:
-        """Whether this thread has run the function before."""
         return getattr(self._thread, "has_run", False)
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
@@ -230,7 +229,6 @@ class Partition:
         runtime.engine().clear_waiting(self.callable)
 
     def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
-        """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
         with self._lock:
             if all(entry.graph is not graph for entry in self.entries.copy().values()):
                 return  # reset meanwhile
@@ -242,7 +240,6 @@ class Partition:
                     del self.entries[key]
 
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or for many calls if memory was short."""
         is_new = entry.state is not State.REFUSED or entry.reason != reason
         calls_until_retry = entry.calls_until_retry
         if reason.endswith(OUT_OF_MEMORY):
@@ -252,10 +249,9 @@ class Partition:
             runtime.note(level, "%s stays uncaptured: %s", self.info.name, reason)
 
     def is_waiting(self, key: bytes, entry: Entry) -> bool:
-        """Whether the signature was called more than once and is still to be recorded, or on trial."""
+        """As :meth:`Pipeline.is_waiting`."""
         return self._pipeline.is_waiting(key, entry)
 
     @property
     def written(self) -> frozenset[int]:
-        """Positions of inputs that the function may write, in any signature that was recorded."""
         return self._effects.known.mutated
