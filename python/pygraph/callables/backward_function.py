@@ -92,11 +92,8 @@ class BackwardFunction:
         own = getattr(self._call, "state", None)
         positions = self.state_positions
         state = given[positions.start : positions.stop]
-        if not self._structure.python or (
-            own is not None and all(a is b for a, b in zip(state, own, strict=True))
-        ):
-            return self._run(given)
-        return self.rehearse(given)
+        is_the_call = own is not None and all(a is b for a, b in zip(state, own, strict=True))
+        return self._run(given) if is_the_call else self.rehearse(given)
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
         """On other tensors than the call's. What Python does on the host is undone."""
@@ -184,8 +181,7 @@ class Backwards:
             return found
         function = BackwardFunction(structure, self._around, pattern)
         # One that belongs to a single call has kept what it saved.
-        is_lasting = structure.patterns < _MOST_PATTERNS and structure.is_lasting
-        if not is_lasting:
+        if structure.patterns >= _MOST_PATTERNS or not structure.is_lasting:
             return function, None
         structure.patterns += 1
         positions = function.state_positions

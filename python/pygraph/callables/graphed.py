@@ -116,7 +116,7 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
-            if variant.host is not None and variant.fits(arguments) and variant.host.holds():
+            if variant.host is not None and variant.fits() and variant.host.holds():
                 if known is None:
                     self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
@@ -169,7 +169,7 @@ class Graphed:
                 continue
             if variant.partition is None:
                 return self._observe(variant, now, arguments, args, kwargs)
-            if variant.fits(arguments) and variant.accept(now):
+            if variant.fits() and variant.accept(now):
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
         new = self._new_variant(now, changed, arguments.key)

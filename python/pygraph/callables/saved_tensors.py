@@ -146,7 +146,7 @@ def take_out(
     state: Sequence[torch.Tensor],
     owners: dict[int, list[torch.Tensor]],
     device: torch.device,
-    known: Sequence[Place] = (),
+    known: Sequence[Place],
 ) -> Saved:
     """Finds the places. owners: by storage of the state, the program's tensors that have it. known:
     those of an earlier run, if there was one. The first run is a recording, in which attention's random
@@ -175,7 +175,7 @@ def take_out(
             source = themselves.get(handle.identity, sources[_address(tensor)])
         else:
             source = sources[_address(tensor)] = (MADE, len(saved.made), 0)
-            saved.made.append(_flat(tensor))
+            saved.made.append(runtime.engine().flat_tensor(tensor))
         saved.places.append(place_of(tensor, source, arguments))
     return saved
 
@@ -202,14 +202,9 @@ def place_of(
     )
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
-    return flat
-
-
 def _address(tensor: torch.Tensor) -> int:
     """Of its storage. (No Python object for the storage is made: it would count as a holder.)"""
-    return _flat(tensor).data_ptr() if tensor.numel() > 0 else 0
+    return runtime.engine().flat_tensor(tensor).data_ptr() if tensor.numel() > 0 else 0
 
 
 def address_of(tensor: Any) -> int:

@@ -76,13 +76,8 @@ class Variant:
         known = [tensor for tensor in known if not tensor.is_inference()]
         versions = [tensor._version for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
-        seen = observed_call(
-            make,
-            lambda: not is_same_structure(arguments, args, kwargs),
-            arguments,
-            before,
-            device,
-        )
+        is_changed = lambda: not is_same_structure(arguments, args, kwargs)  # noqa: E731
+        seen = observed_call(make, is_changed, arguments, before, device)
         if not seen.is_complete:
             return seen.result
         self.observed += 1
@@ -157,9 +152,9 @@ class Variant:
         """Whether the memory that it uses, if that is known, is still that of the program's tensors."""
         return self._around is None or bool(self._around.state.is_valid)
 
-    def fits(self, arguments: Arguments) -> bool:
+    def fits(self) -> bool:
         """Whether a graph of this variant would compute what the callable computes now, as far as
-        everything but the host's state is concerned."""
+        memory, rates and gradients are concerned."""
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
