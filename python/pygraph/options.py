@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,16 +90,8 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     name = key.removeprefix(_PREFIX)
     if name not in fields:
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {_names()}")
-    if name == "select":
-        return name, _one_of(SELECTIONS, f"option {key!r}", value)
-    if name == "optimizers":
-        return name, _one_of(OPTIMIZERS, f"option {key!r}", value)
-    if name == "patches":
-        return name, selection.parse(f"option {key!r}", value)
-    if name == "transforms":
-        return name, _transforms(key, value)
-    if name == "audit":
-        return name, _audit(key, value)
+    if name in _PARSERS:
+        return name, _PARSERS[name](f"option {key!r}", value)
     expected = type(fields[name].default)
     if type(value) is not expected:
         raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
@@ -106,23 +100,33 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def _audit(key: str, value: Any) -> int | None:
+def _audit(source: str, value: Any) -> int | None:
     if value is True:
         return None
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"option {key!r} takes a number of calls, or False; got {value!r}")
+        raise ValueError(f"{source} takes a number of calls, or False; got {value!r}")
     return int(value)
 
 
-def _transforms(key: str, value: Any) -> tuple[str, ...]:
+def _transforms(source: str, value: Any) -> tuple[str, ...]:
     if value in ("all", "none"):
         return TRANSFORMS if value == "all" else ()
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple, set, frozenset)) or not set(names) <= set(TRANSFORMS):
         raise ValueError(
-            f'option {key!r} takes "all", "none" or names out of {", ".join(TRANSFORMS)}; got {value!r}'
+            f'{source} takes "all", "none" or names out of {", ".join(TRANSFORMS)}; got {value!r}'
         )
     return tuple(name for name in TRANSFORMS if name in names)
+
+
+# Called with what the value is of, for the text of a ValueError, and the value.
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "select": functools.partial(_one_of, SELECTIONS),
+    "optimizers": functools.partial(_one_of, OPTIMIZERS),
+    "patches": selection.parse,
+    "transforms": _transforms,
+    "audit": _audit,
+}
 
 
 def _check_inductor_option(key: str) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
@@ -147,12 +148,9 @@ class Trial:
 def choose(timings: Mapping[str, Timing]) -> str:
     """The best variant: by period, then latency, then memory."""
     names = list(timings)
-    for times in (
-        {name: timing.period for name, timing in timings.items()},
-        {name: timing.latency for name, timing in timings.items()},
-    ):
-        best = min(times[name] for name in names)
-        names = [name for name in names if (1 - _EQUAL) * times[name] <= best]
+    for time_of in (attrgetter("period"), attrgetter("latency")):
+        best = min(time_of(timings[name]) for name in names)
+        names = [name for name in names if (1 - _EQUAL) * time_of(timings[name]) <= best]
     return min(names, key=lambda name: timings[name].memory)
 
 
@@ -169,7 +167,7 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     """Runs a call on the current stream and takes a sample. Waits for the stream before and after."""
     stream = torch.cuda.current_stream()
     stream.synchronize()
-    start, end = (_event() for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     keep_busy(sleep)
     start.record(stream)
     called = time.perf_counter()
@@ -182,7 +180,3 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     if sleep > 0:
         return result, Sample(host, device=start.elapsed_time(end) / 1e3)
     return result, Sample(host, latency=finished - called)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
