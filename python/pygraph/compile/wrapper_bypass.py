@@ -122,9 +122,11 @@ class _Spies:
         """All names of its module that the wrapper may use."""
         cuda = types.SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda index: None)
         ours = types.SimpleNamespace(
-            to_device=types.SimpleNamespace(default=lambda host, to: self._send([host], to, False)),
+            to_device=types.SimpleNamespace(
+                default=lambda host, device: self._send([host], device, False)
+            ),
             scalars_to_device=types.SimpleNamespace(
-                default=lambda host, to: self._send(host, to, True)
+                default=lambda scalars, device: self._send(scalars, device, True)
             ),
         )
         ops = types.SimpleNamespace(pygraph=ours)

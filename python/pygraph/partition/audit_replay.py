@@ -16,11 +16,11 @@ from pygraph.gpu.clones import clone_shared_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
+from pygraph.record.recorder import DEFAULT_GENERATOR, generator_of
 from pygraph.verify.compare import LARGE_BYTES, differing, summary
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some
-_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 class NotPossible(RuntimeError):
@@ -77,23 +77,17 @@ class AuditReplay:
 
     def generators(self, args: list[Any]) -> list[torch.Generator]:
         """Those that a replay advances."""
-        return [self._generator(source, args) for source in self._graph.random_arguments]
-
-    def _generator(self, source: int, args: list[Any]) -> torch.Generator:
-        if source == _DEFAULT_GENERATOR:
-            return torch.cuda.default_generators[self._device]
-        return args[source]  # type: ignore[no-any-return]
+        return [generator_of(source, args, self._device) for source in self._graph.random_arguments]
 
     def make(self, args: list[Any]) -> None:
         """Makes the replay. Does not change the arguments and generators."""
         clones = clone_shared_storages(args, self._overwritten)
         default = None
         copies = []
-        for source in self._graph.random_arguments:
-            original = self._generator(source, args)
+        for source, original in zip(self._graph.random_arguments, self.generators(args), strict=True):
             copy = original.clone_state()
             copies.append((original, copy))
-            if source == _DEFAULT_GENERATOR:
+            if source == DEFAULT_GENERATOR:
                 default = copy
             else:
                 clones[source] = copy

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
 OUT_OF_MEMORY = "ran out of memory"  # the end of reasons that are retried later
-_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
+DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +90,9 @@ def record(request: Request) -> Recording:
     """
     check_interrupted()
     args, device = request.args, request.device
-    sources = [_DEFAULT_GENERATOR] if request.draws else []
+    sources = [DEFAULT_GENERATOR] if request.draws else []
     sources += [i for i, arg in enumerate(args) if isinstance(arg, torch.Generator)]
-    generators = [
-        torch.cuda.default_generators[device] if source == _DEFAULT_GENERATOR else args[source]
-        for source in sources
-    ]
+    generators = [generator_of(source, args, device) for source in sources]
 
     def body(undo: Undo) -> Recording:
         current.use_device(device, undo)
@@ -117,6 +114,11 @@ def record(request: Request) -> Recording:
         return Recording(graph, pair, generators, unseen, returned, branched)
 
     return undoing(body)
+
+
+def generator_of(source: int, args: Sequence[Any], device: int) -> torch.Generator:
+    """The generator of a source of random numbers: DEFAULT_GENERATOR, or an argument's position."""
+    return torch.cuda.default_generators[device] if source == DEFAULT_GENERATOR else args[source]  # type: ignore[no-any-return]
 
 
 def _make(capture: StreamCapture, undo: Undo) -> int:
