@@ -29,32 +29,8 @@ def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``.
-
-    select: "auto" measures, and uses a graph if it is faster; "always" uses every verified graph,
-        "never" none. The environment variable PYGRAPH_SELECT gives the default.
-    verify: compare the first replay of every graph with the uncaptured run before trusting it.
-    audit: compare every n-th call of a graph with an uncaptured run, bit by bit; 0 or False: never.
-        Unless given: calls 100, 1000 and every 10 000th, later if that would take more than a
-        thousandth of the time (docs/explanation/audits.md).
-    max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
-        is dropped first.
-    lanes: how many kernels of a graph may run at the same time, if they do not need each other's
-        results and that is faster. 1 keeps the program's order.
-    transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
-        given. "none" for none.
-    patches: names of the parts of PyTorch that PyGraph replaces to make calls cheaper
-        (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
-        which every program has the same result, "all" for those as well with which guards miss some
-        changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
-    optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too,
-        where that is faster (pygraph/callables/optimizer_steps.py); "off" (the default): they run as
-        they are.
-    warm_start: let AOTAutograd load a program from its cache, with its partitions
-        (:mod:`pygraph.compile.warm_start`).
-    record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
-        that needs more is refused.
-    """
+    """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``. Their meaning is in
+    docs/reference/options.md."""
 
     select: str = dataclasses.field(
         default_factory=lambda: _one_of(
@@ -62,7 +38,7 @@ class Options:
         )
     )
     verify: bool = True
-    audit: int | None = None
+    audit: int | None = None  # calls between audits; None: the schedule of verify/audit_schedule.py
     max_graphs: int = 256
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS

@@ -75,13 +75,8 @@ class Shortcut:
 
 
 def is_plain_inference(metadata: Any, input_count: int) -> bool:
-    """Whether AOTAutograd's wrappers have nothing to do around an inference graph.
-
-    That is: no input is mutated, no output aliases, no duplicate or subclassed arguments, no effect
-    tokens, no random offsets handed through.
-
-    metadata: AOTAutograd's, of the program; None if there is none.
-    """
+    """Whether AOTAutograd's wrappers have nothing to do around an inference graph. metadata:
+    AOTAutograd's, of the program; None if there is none."""
     if metadata is None:
         return False
     return (

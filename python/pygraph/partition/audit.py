@@ -1,8 +1,8 @@
 """Audits: replays of graphs in use are compared with the uncaptured run.
 
-A graph may become wrong after its verification: an operator may replace memory that its kernels read,
-or a library may free memory whose address the graph has. At the calls of verify/audit_schedule.py, the
-uncaptured function makes the call and returns its results, and the graph is replayed as well:
+A graph may become wrong after its verification (docs/explanation/audits.md). At the calls of
+verify/audit_schedule.py, the uncaptured function makes the call and returns its results, and the graph
+is replayed as well:
 
     replay    on clones of what it overwrites, its fresh outputs poisoned, on copies of the generators
     call      uncaptured, on the arguments themselves

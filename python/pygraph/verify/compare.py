@@ -155,26 +155,13 @@ class Comparison:
         return (tensor.to(device) for tensor, device in zip(kept, self._devices, strict=True))
 
     def mismatches(self) -> list[Mismatch]:
-        """The results that may be wrong, judged by the executions added so far.
-
-        Outliers are accepted up to the number that uncaptured runs have: where a last bit differs,
-        comparisons near zero flip, and so do masks and whole rows that depend on them.
-
-        Errors of the size of a rounding are accepted if any result differs between equal runs or equal
-        replays: among many sums by atomic additions, some differ only now and then, and not in the few
-        runs that were made.
-
-        Elements that differ between uncaptured runs are excluded: a replay cannot be judged by them,
-        even where it happens to be close.
-
-        NaN is never accepted where all runs agree on a number, nor in most of a result for which runs
-        have numbers: it is poison, read through a missed address.
-        """
+        """The results that may be wrong, judged by the executions added so far. The rules, and why they
+        are these, are in docs/explanation/verification.md."""
         found = []
         for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
             rounding = _ROUNDING.get(self._first[i].dtype, _ROUNDING_OF_OTHERS)
             allowed = rounding if self._is_left_to_chance else 0.0
-            is_plausible = (
+            is_plausible = (  # NaN that is not plausible is poison, read through a missed address
                 replay.outliers <= _SPREAD_FACTOR * runs.outliers
                 and replay.error <= max(_SPREAD_FACTOR * runs.error, allowed)
                 and not self._garbage[i].any()

@@ -1,10 +1,8 @@
 """A rehearsal of one call: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
-Inputs that a run overwrites must be copied: in a backward, most saved tensors, whose memory a replay
-gives to its results. In order not to need that memory twice on the device, the originals wait in host
-memory until the call is made, and each run's copies come from there.
-
-verify.py decides what to compare.
+Inputs that a run overwrites are copied. In order not to need their memory twice on the device, the
+originals wait in host memory until the call is made, and each run's copies come from there. verify.py
+decides what to compare.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ graph that uses the memory of inputs is verified, and used, with that memory onl
 A graph with branches has a second layout, which is checked in the same way. It replaces the chain if
 its results are the same, each time, and it is faster (branches.py).
 
-That is the quick check. It compares large results by fingerprint, 8 bytes per result, so that two sets
-of results never exist at the same time. Results that differ are *suspects*: they may come from kernels
-that are not deterministic (atomic additions). The next call of the signature is a thorough check of the
-suspects of the same graph: several replays and uncaptured runs on clones show whether uncaptured runs
-differ from each other as much (compare.py). docs/explanation/verification.md has the rules.
+That is the quick check. Results that differ are *suspects*: they may come from kernels that are not
+deterministic. The next call of the signature is a thorough check of the suspects of the same graph, by
+several replays and uncaptured runs on clones (compare.py). docs/explanation/verification.md has the
+rules.
 """
 
 from __future__ import annotations
