@@ -192,8 +192,6 @@ class Backwards:
             argument_count=positions.stop + sum(pattern[0]),
             counts_numbers=True,
             static=frozenset(positions),
-            mutated=frozenset(),
-            saved=(),
             on_host=frozenset(structure.on_host),
             compared_calls=_COMPARED_CALLS,
         )

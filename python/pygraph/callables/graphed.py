@@ -279,8 +279,9 @@ class Graphed:
 
     @property
     def info(self) -> PartitionInfo:
-        nothing: frozenset[int] = frozenset()
-        return PartitionInfo(self.__name__, "inference", 0, 0, True, nothing, nothing, (), nothing)
+        return PartitionInfo(
+            self.__name__, "inference", device=0, argument_count=0, counts_numbers=True
+        )
 
     @property
     def entries(self) -> dict[Any, Entry]:

@@ -137,9 +137,7 @@ class Variant:
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
             static=frozenset(step.state_positions),
-            mutated=frozenset(),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
-            on_host=frozenset(),
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),

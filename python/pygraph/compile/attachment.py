@@ -26,9 +26,6 @@ _READS_RANDOM_STATE_ON_HOST = (
 )
 
 
-PLACES_ITSELF = "PyGraph leaves a graph that works on streams or in memory pools of its own uncaptured"
-
-
 def attach(
     compiled: Any,
     options: Options,
