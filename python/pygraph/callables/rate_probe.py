@@ -1,10 +1,9 @@
 """Whether a form of an optimizer takes its learning rate as a tensor on the GPU, found by trying.
 
-Which forms do, and whether the bits are the same, depends on the release: where a kernel computes in
-double, a rate of 32 bits gives other results. So two small optimizers of the same form make the same
-steps, one with floats and one with tensors, and their parameters and state are compared. Each step has
-another rate. Numbers that are multiplied by the rate are large here, so that a difference in rounding
-shows. It is tried once for each form in the process, and takes some milliseconds.
+Two small optimizers of the same form make the same steps, one with floats and one with tensors, and
+their parameters and state are compared. Each step has another rate. Numbers that are multiplied by the
+rate are large here, so that a difference in rounding shows. It is tried once for each form in the
+process, and takes some milliseconds.
 """
 
 from __future__ import annotations

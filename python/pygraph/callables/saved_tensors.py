@@ -2,9 +2,7 @@
 
 Hooks for saved tensors put a *handle* in the place of each tensor that autograd saves. When the call is
 over, the tensors are taken from the handles, and each gets a *place*: where a later run of the same
-graph finds it. A saved tensor lies in an argument, in the state, or in memory that the call made, which
-becomes one more output of the forward. So the graph that is left holds no memory, and can be run again
-on other tensors.
+graph finds it. So the graph that is left holds no memory, and can be run again on other tensors.
 """
 
 from __future__ import annotations

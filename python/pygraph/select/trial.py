@@ -1,20 +1,13 @@
-"""A trial: finds the faster variant on the program's own calls.
+"""A trial: finds the faster variant on the program's own calls (docs/explanation/selection.md).
 
-A verified graph is on trial first: the next calls of its signature run uncaptured and replayed,
-alternately. These are the trial's *variants*. Each such call starts on an idle stream, in one of two
-ways:
+The calls run uncaptured and replayed, alternately: the trial's *variants*. Each call starts on an idle
+stream, in one of two ways:
 
     alone    gives the latency: from the call to the end of its last kernel
     behind   a sleeping kernel keeps the GPU busy until everything is issued; gives the GPU's own time,
              without gaps
 
-In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant with the
-smallest period is selected; if periods are equal, the one with the smallest latency; if latencies are
-equal, too, the one that keeps the least memory, so a graph that gains nothing is dropped. Differences
-below 1 % count as equal. A trial ends as soon as a difference is larger than the noise.
-
-All of these calls are the program's own: nothing runs twice, is cloned or reset, and a program that
-makes three calls pays for three.
+In a loop, a call takes the larger of the host's and the GPU's time: its *period*.
 """
 
 from __future__ import annotations
