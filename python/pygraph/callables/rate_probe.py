@@ -82,12 +82,6 @@ def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[st
     return found
 
 
-def _step_of(kind: type[torch.optim.Optimizer]) -> Any:
-    """Without the hooks that a program has registered for all optimizers."""
-    step: Any = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
-
-
 def _probe(steps: Callable[[torch.dtype | None], list[torch.Tensor]]) -> Taken | None:
     possible = None
     try:
@@ -123,7 +117,9 @@ def _steps(
     with torch.inference_mode(False), torch.no_grad():
         parameters = [torch.nn.Parameter(values(shape, dtype)) for dtype in dtypes for shape in _SHAPES]
         optimizer: Any = kind(parameters, lr=_RATES[0])  # type: ignore[call-arg]
-        step = _step_of(kind)
+        step: Any = kind.step
+        if getattr(step, "hooked", False):  # by hooks that a program has registered for all optimizers
+            step = step.__wrapped__
         (group,) = optimizer.param_groups
         group.update(options)
         if options.get("fused"):  # Adagrad has made its state

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pygraph import runtime
 from pygraph.gpu.fingerprint import marked_as
 
 
@@ -38,15 +39,13 @@ def clone_shared_storages(
 
 
 def sharing_storages(args: Sequence[Any], positions: Iterable[int]) -> set[int]:
-    """``positions``, and the positions of all tensors that share memory with these."""
-    shared = {_address(args[i]) for i in positions if isinstance(args[i], torch.Tensor)}
-    return set(positions).union(
-        i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and _address(arg) in shared
-    )
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """``positions``, and the positions of all tensors that share memory with these. Makes no Python
+    objects for storages."""
+    memory_of = runtime.engine().memory_of
+    tensors = {i: arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    addresses = {i: memory_of(tensor).data_ptr() for i, tensor in tensors.items()}
+    shared = {addresses[i] for i in positions if i in addresses}
+    return set(positions).union(i for i, address in addresses.items() if address in shared)
 
 
 def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.gpu.allocator import free_bytes
-from pygraph.gpu.clones import clone_shared_storages
+from pygraph.gpu.clones import clone_shared_storages, sharing_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
@@ -46,7 +46,7 @@ class AuditReplay:
         # The same as a thorough check has (verify/rehearsal.py), so that suspects are the same results
         # there.
         self._overwritten = sorted(host.written.union(entry.recording.returned, graph.donated))
-        self.visible = sorted(_sharing_memory(args, host.written) - self.given_away)
+        self.visible = sorted(sharing_storages(args, host.written) - self.given_away)
         self._graph = graph
         self._device = host.info.device
         self._in_bits = graph.output_bytes <= LARGE_BYTES
@@ -112,14 +112,6 @@ class AuditReplay:
         """Frees what the audit has taken."""
         self._seen = ()
         forget()
-
-
-def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
-    """Like clones.sharing_storages, without creating Python objects for the storages."""
-    memory_of = runtime.engine().memory_of
-    addresses = {i: memory_of(arg).data_ptr() for i, arg in enumerate(args) if _is_tensor(arg)}
-    shared = {addresses[i] for i in positions if i in addresses}
-    return set(positions).union(i for i, address in addresses.items() if address in shared)
 
 
 def _is_tensor(arg: Any) -> bool:

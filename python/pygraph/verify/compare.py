@@ -140,12 +140,10 @@ class Comparison:
                 self._garbage[i] = self._keep(self._garbage[i].to(device) & agrees)
 
     def _note_unsettled(self, i: int, result: torch.Tensor) -> None:
-        mask, first, unwritten = (
-            None if kept is None else kept.to(self._devices[i])
-            for kept in (self._unsettled[i], self._first[i], self._unwritten[i])
-        )
-        assert first is not None and unwritten is not None
-        self._unsettled[i] = self._keep(with_outliers(mask, result, first, unwritten))
+        device, mask = self._devices[i], self._unsettled[i]
+        kept = (self._first[i].to(device), self._unwritten[i].to(device))
+        known = None if mask is None else mask.to(device)
+        self._unsettled[i] = self._keep(with_outliers(known, result, *kept))
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if self._waits_in_host_memory else tensor
