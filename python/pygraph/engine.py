@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from pygraph import _engine
 
-    class Engine:
+    class Engine(_engine.Module):
         """The type of an engine's module, as ``_engine.pyi`` declares it."""
 
         ArgumentForm = _engine.ArgumentForm
@@ -37,46 +37,6 @@ if TYPE_CHECKING:
         StorageExchange = _engine.StorageExchange
         StreamNotReady = _engine.StreamNotReady
         WholeGraphCallable = _engine.WholeGraphCallable
-        add_graph = staticmethod(_engine.add_graph)
-        add_uncaptured_decision = staticmethod(_engine.add_uncaptured_decision)
-        are_operators_watched = staticmethod(_engine.are_operators_watched)
-        argument_form = staticmethod(_engine.argument_form)
-        as_tensor = staticmethod(_engine.as_tensor)
-        built_for = _engine.built_for
-        clear_decisions = staticmethod(_engine.clear_decisions)
-        clear_gradients = staticmethod(_engine.clear_gradients)
-        clear_waiting = staticmethod(_engine.clear_waiting)
-        clear_uncaptured_decisions = staticmethod(_engine.clear_uncaptured_decisions)
-        compiled_call = staticmethod(_engine.compiled_call)
-        driver_version = staticmethod(_engine.driver_version)
-        flat_tensor = staticmethod(_engine.flat_tensor)
-        flat_tensors = staticmethod(_engine.flat_tensors)
-        free_blas_workspaces = staticmethod(_engine.free_blas_workspaces)
-        free_pool = staticmethod(_engine.free_pool)
-        gradient_pattern = staticmethod(_engine.gradient_pattern)
-        gradients_of = staticmethod(_engine.gradients_of)
-        given_away = staticmethod(_engine.given_away)
-        graphed_callable = staticmethod(_engine.graphed_callable)
-        has_gradient_pattern = staticmethod(_engine.has_gradient_pattern)
-        has_own_kernels = staticmethod(_engine.has_own_kernels)
-        has_transform_wrapper = staticmethod(_engine.has_transform_wrapper)
-        lead_gradients = staticmethod(_engine.lead_gradients)
-        memory_of = staticmethod(_engine.memory_of)
-        modes = staticmethod(_engine.modes)
-        module_call = staticmethod(_engine.module_call)
-        new_stream = staticmethod(_engine.new_stream)
-        parameter_loader = staticmethod(_engine.parameter_loader)
-        pause = staticmethod(_engine.pause)
-        remove_graph = staticmethod(_engine.remove_graph)
-        remove_saved_tensors_hooks = staticmethod(_engine.remove_saved_tensors_hooks)
-        reroute_graph = staticmethod(_engine.reroute_graph)
-        saved_hooks_guard = staticmethod(_engine.saved_hooks_guard)
-        set_gradients = staticmethod(_engine.set_gradients)
-        signature = staticmethod(_engine.signature)
-        survey_graph = staticmethod(_engine.survey_graph)
-        wait = staticmethod(_engine.wait)
-        waiting_seconds = staticmethod(_engine.waiting_seconds)
-        whole_graph_callable = staticmethod(_engine.whole_graph_callable)
         __file__: str
         __name__: str
 

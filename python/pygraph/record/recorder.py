@@ -118,7 +118,7 @@ def record(request: Request) -> Recording:
 
 def generator_of(source: int, args: Sequence[Any], device: int) -> torch.Generator:
     """The generator of a source of random numbers: DEFAULT_GENERATOR, or an argument's position."""
-    return torch.cuda.default_generators[device] if source == DEFAULT_GENERATOR else args[source]  # type: ignore[no-any-return]
+    return torch.cuda.default_generators[device] if source == DEFAULT_GENERATOR else args[source]
 
 
 def _make(capture: StreamCapture, undo: Undo) -> int:
