@@ -40,16 +40,6 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
 
-class _Released:
-    """Replaces a recording's stand-ins, which no longer exist, so there is nothing to poison."""
-
-    def poison(self) -> None:
-        pass
-
-    def untouched(self) -> bool:
-        return True
-
-
 def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0) -> Audits:
     """Schedules the audits of a new graph. interval: the option ``pygraph.audit``. first: how many
     calls are audited before the graph may serve one."""
@@ -215,7 +205,7 @@ class _Audit:
                 return None  # the call gives away what the other one kept, or the reverse
             recording = Recording(
                 graph=self._graph,
-                pair=_Released(),
+                pair=None,
                 generators=replay.generators(self.args),
                 given_away=replay.given_away,
                 returned=self.entry.recording.returned,

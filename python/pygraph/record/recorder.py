@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -55,24 +55,17 @@ class Request:
     written: set[int] = dataclasses.field(default_factory=set)
 
 
-class StandIns(Protocol):
-    """The stand-in pages of a recording: a correct graph does not use them."""
-
-    def poison(self) -> None: ...
-
-    def untouched(self) -> bool: ...
-
-
 @dataclasses.dataclass
 class Recording:
-    """A captured graph, and the pair of recordings, whose stand-ins verification still needs.
+    """A captured graph.
 
+    pair: its recordings, whose stand-in pages a correct graph does not use; None once they are gone.
     returned: positions of the arguments that are results, or of which results are views.
     branched: the same graph with branches, or None.
     """
 
     graph: _engine.CapturedGraph
-    pair: StandIns
+    pair: _engine.RecordingPair | None
     generators: list[torch.Generator]  # that the graph advances
     given_away: frozenset[int] = frozenset()  # arguments that nothing uses after the call
     returned: frozenset[int] = frozenset()

@@ -148,10 +148,11 @@ class Rehearsal:
         VerificationError."""
 
         def run() -> list[torch.Tensor]:
-            args = self._clones()
+            args, pair = self._clones(), self.recording.pair
             self._set_offsets()
             try:
-                self.recording.pair.poison()
+                if pair is not None:
+                    pair.poison()
                 load()
                 outputs = list(graph.replay(args, gives_away, poison))
             except runtime.engine().DriverError as error:
@@ -159,7 +160,7 @@ class Rehearsal:
             torch.cuda.current_stream().synchronize()
             if not gives_away:
                 graph.release_workspace()  # it has room for what was not given away
-            if not self.recording.pair.untouched():
+            if pair is not None and not pair.untouched():
                 raise VerificationError(
                     "verification failed: the graph writes to memory it was recorded with"
                 )
