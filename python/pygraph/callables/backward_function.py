@@ -4,10 +4,8 @@
                gradients of the results
     outputs    gradients of the arguments and parameters that need one, None where nothing flows
 
-The function runs the kept graph (kept_graph.py), in a recording and in an uncaptured run alike. Nodes
-of PyTorch's are functions of these tensors alone. Where Python runs in the backward (custom functions),
-a graph is used only while all that the callable can read on the host is what it was, as in the forward,
-and only if the first backward has changed nothing there.
+The function runs the kept graph (kept_graph.py), in a recording and in an uncaptured run alike. Where
+Python runs in the backward, the host is compared as in the forward (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

@@ -8,13 +8,8 @@ is replayed as well:
     call      uncaptured, on the arguments themselves
     compare   outputs and written inputs, bit by bit
 
-Other threads replay the graph meanwhile. If results differ, the graph is not used, and its next call is
-a thorough check, as in verification (verify/verify.py), because some kernels are not deterministic. A
-graph that is found wrong is dropped for good, and the other graphs of its function are audited at their
-next calls.
-
-An audit needs memory for the clones and for a second set of results. If there is not enough, the audit
-is postponed.
+If results differ, the graph is not used, and its next call is a thorough check, as in verification
+(verify/verify.py).
 """
 
 from __future__ import annotations

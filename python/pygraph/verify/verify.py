@@ -2,9 +2,8 @@
 
 The graph is replayed on the call's inputs, with clones of those that it overwrites. Then the generators
 are set back, and the function runs uncaptured on the inputs themselves; that is the call. Outputs and
-written inputs must have the same bits. All memory that a missed address could reach is poisoned before:
-stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the verification, too. A
-graph that uses the memory of inputs is verified, and used, with that memory only.
+written inputs must have the same bits. A graph that uses the memory of inputs is verified, and used,
+with that memory only.
 
 A graph with branches has a second layout, which is checked in the same way. It replaces the chain if
 its results are the same, each time, and it is faster (branches.py).
