@@ -113,7 +113,7 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
         "arguments": lambda: step._forms.take_apart((x, y), {}),
         "another form": lambda: take_apart((x, y), {}),
         "rules": lambda: step._refused.has(arguments.key),
-        "state, gradients": lambda: variant.fits(arguments),
+        "state, gradients": lambda: variant.fits(),
         "host": host.holds,
         "shared memory": lambda: variant.is_shared_by(arguments),
         "inputs": lambda: of.inputs(arguments),

@@ -215,7 +215,7 @@ def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
 
 
 def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
-    """The larger share of two calls, because one of them may hold an audit, which runs uncaptured, too."""
+    """The larger share of two calls: one of them may hold an audit, which runs uncaptured, too."""
     calls = [profile_kernels(lambda: variant.step(inputs)) for _ in range(2)]
     shares = [sum(k.launch is not None for k in kernels) / len(kernels) for kernels in calls if kernels]
     return max(shares, default=float("nan"))

@@ -24,8 +24,11 @@ class SetAside {
     }
   }
   ~SetAside() {
+    // Always in this order. std::scoped_lock would need functions of glibc that are newer than a
+    // wheel's.
     static std::mutex of_replaced;
-    const std::scoped_lock lock(entries_.mutex, of_replaced);
+    const std::lock_guard lock(entries_.mutex);
+    const std::lock_guard lock_of_replaced(of_replaced);
     entries_.map.merge(taken_);
     replaced().merge(taken_);
   }

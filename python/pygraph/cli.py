@@ -41,9 +41,7 @@ def _run(argv: list[str]) -> int:
         description="Runs a program. torch.compile uses PyGraph where it would use Inductor.",
     )
     parser.add_argument("--summary", action="store_true", help="print one line at the end, to stderr")
-    _add_target(parser)
-    options = parser.parse_args(argv)
-    target, arguments, is_module = _target(parser, options)
+    options, target, arguments, is_module = _parse(parser, argv)
     default_backend.install(_begin_summary if options.summary else None)
     if options.summary:
         atexit.register(_print_summary, os.getpid())
@@ -60,9 +58,7 @@ def _explain(argv: list[str]) -> int:
     parser.add_argument("--html", action="store_true", help="write a page and open it in a browser")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--output", type=Path, help="where --html writes (default: SCRIPT.html)")
-    _add_target(parser)
-    options = parser.parse_args(argv)
-    target, arguments, is_module = _target(parser, options)
+    options, target, arguments, is_module = _parse(parser, argv)
 
     import torch
 
@@ -92,22 +88,20 @@ def _explain(argv: list[str]) -> int:
     return status
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    """All that follows a script's name, or -m, belongs to the program."""
+def _parse(
+    parser: argparse.ArgumentParser, argv: list[str]
+) -> tuple[argparse.Namespace, str, list[str], bool]:
+    """The options, the program's name, its arguments, and whether it is a module. All that follows a
+    script's name, or -m, belongs to the program."""
     rest = argparse.REMAINDER
     parser.add_argument("-m", dest="module", nargs=rest, metavar="module", help="run a module")
     parser.add_argument("script", nargs=rest, metavar="script.py", help="and its arguments")
-
-
-def _target(
-    parser: argparse.ArgumentParser, options: argparse.Namespace
-) -> tuple[str, list[str], bool]:
-    """The program's name, its arguments, and whether it is a module."""
+    options = parser.parse_args(argv)
     is_module = options.module is not None
     words = options.module if is_module else options.script
     if not words:
         parser.error("name a script, or -m and a module")
-    return words[0], words[1:], is_module
+    return options, words[0], words[1:], is_module
 
 
 def _begin_summary() -> None:

@@ -113,9 +113,5 @@ def _execute(main: types.ModuleType, code: Callable[[], types.CodeType]) -> None
             own = own.tb_next
         error.__traceback__ = own
         sys.excepthook(type(error), error, own)
-        sys.excepthook = _say_nothing
+        sys.excepthook = lambda *_: None  # the error was printed already
         raise
-
-
-def _say_nothing(*_: object) -> None:
-    """An exception hook that prints nothing, because the error was printed already."""

@@ -133,14 +133,11 @@ def _copy(graph: fx.Graph) -> fx.Graph:
 class Tally(Protocol):
     """Counts what is compiled, for a summary (:class:`pygraph.report.summary.Tally`)."""
 
-    def note_program(self) -> None:
-        """Counts a program that has partitions."""
+    def note_program(self) -> None: ...
 
-    def note_graph(self, graph: fx.Graph) -> None:
-        """Counts a program that was traced, with its post-grad graph."""
+    def note_graph(self, graph: fx.Graph) -> None: ...
 
-    def note_partition(self, partition: AnyPartition) -> None:
-        """Counts a partition."""
+    def note_partition(self, partition: AnyPartition) -> None: ...
 
 
 tally: Tally | None = None  # of the process, if a summary was asked for
@@ -149,6 +146,13 @@ _current: Observation | None = None
 
 def current() -> Observation | None:
     return _current
+
+
+def note_partition(partition: AnyPartition) -> None:
+    """Lists a new partition, or graphed callable, in the process and in the report that is made."""
+    runtime.partitions.add(partition)
+    if _current is not None:
+        _current.partitions.append(partition)
 
 
 @contextlib.contextmanager

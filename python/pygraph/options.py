@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,32 +29,8 @@ def _one_of(values: tuple[str, ...], source: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``.
-
-    select: "auto" measures, and uses a graph if it is faster; "always" uses every verified graph,
-        "never" none. The environment variable PYGRAPH_SELECT gives the default.
-    verify: compare the first replay of every graph with the uncaptured run before trusting it.
-    audit: compare every n-th call of a graph with an uncaptured run, bit by bit; 0 or False: never.
-        Unless given: calls 100, 1000 and every 10 000th, later if that would take more than a
-        thousandth of the time (docs/explanation/audits.md).
-    max_graphs: executable graphs kept per compiled function, one per shape; the least recently used
-        is dropped first.
-    lanes: how many kernels of a graph may run at the same time, if they do not need each other's
-        results and that is faster. 1 keeps the program's order.
-    transforms: names of the code transformations to apply (:mod:`pygraph.fx_passes`); all unless
-        given. "none" for none.
-    patches: names of the parts of PyTorch that PyGraph replaces to make calls cheaper
-        (:mod:`pygraph.torch_patches.table`), with commas between them; or "exact" for those with
-        which every program has the same result, "all" for those as well with which guards miss some
-        changes, "none" for none. The environment variable PYGRAPH_PATCHES gives the default.
-    optimizers: "auto": the steps of optimizers whose parameters a program trains have graphs, too,
-        where that is faster (pygraph/callables/optimizer_steps.py); "off" (the default): they run as
-        they are.
-    warm_start: let AOTAutograd load a program from its cache, with its partitions
-        (:mod:`pygraph.compile.warm_start`).
-    record_capacity_gib: addresses reserved for one recording, in GiB. Uses no memory; a recording
-        that needs more is refused.
-    """
+    """PyGraph's own options, each given as ``options={"pygraph.<name>": value}``. Their meaning is in
+    docs/reference/options.md."""
 
     select: str = dataclasses.field(
         default_factory=lambda: _one_of(
@@ -60,7 +38,7 @@ class Options:
         )
     )
     verify: bool = True
-    audit: int | None = None
+    audit: int | None = None  # calls between audits; None: the schedule of verify/audit_schedule.py
     max_graphs: int = 256
     lanes: int = 8
     transforms: tuple[str, ...] = TRANSFORMS
@@ -88,16 +66,8 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     name = key.removeprefix(_PREFIX)
     if name not in fields:
         raise ValueError(f"unknown option {key!r} for backend 'pygraph'; PyGraph has: {_names()}")
-    if name == "select":
-        return name, _one_of(SELECTIONS, f"option {key!r}", value)
-    if name == "optimizers":
-        return name, _one_of(OPTIMIZERS, f"option {key!r}", value)
-    if name == "patches":
-        return name, selection.parse(f"option {key!r}", value)
-    if name == "transforms":
-        return name, _transforms(key, value)
-    if name == "audit":
-        return name, _audit(key, value)
+    if name in _PARSERS:
+        return name, _PARSERS[name](f"option {key!r}", value)
     expected = type(fields[name].default)
     if type(value) is not expected:
         raise ValueError(f"option {key!r} takes {expected.__name__}, got {value!r}")
@@ -106,23 +76,33 @@ def _own_option(key: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def _audit(key: str, value: Any) -> int | None:
+def _audit(source: str, value: Any) -> int | None:
     if value is True:
         return None
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"option {key!r} takes a number of calls, or False; got {value!r}")
+        raise ValueError(f"{source} takes a number of calls, or False; got {value!r}")
     return int(value)
 
 
-def _transforms(key: str, value: Any) -> tuple[str, ...]:
+def _transforms(source: str, value: Any) -> tuple[str, ...]:
     if value in ("all", "none"):
         return TRANSFORMS if value == "all" else ()
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple, set, frozenset)) or not set(names) <= set(TRANSFORMS):
         raise ValueError(
-            f'option {key!r} takes "all", "none" or names out of {", ".join(TRANSFORMS)}; got {value!r}'
+            f'{source} takes "all", "none" or names out of {", ".join(TRANSFORMS)}; got {value!r}'
         )
     return tuple(name for name in TRANSFORMS if name in names)
+
+
+# Called with what the value is of, for the text of a ValueError, and the value.
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "select": functools.partial(_one_of, SELECTIONS),
+    "optimizers": functools.partial(_one_of, OPTIMIZERS),
+    "patches": selection.parse,
+    "transforms": _transforms,
+    "audit": _audit,
+}
 
 
 def _check_inductor_option(key: str) -> None:

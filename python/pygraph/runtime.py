@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
 from pygraph.engine import engine as engine  # callers say runtime.engine()
+from pygraph.engine import release as pytorch_release
 from pygraph.undoing import Undo, release, settle, undoing
 
 log = logging.getLogger("pygraph")
@@ -94,10 +96,9 @@ def unavailable_reason() -> str | None:
         engine().driver_version()
     except (ImportError, RuntimeError) as error:
         return str(error)
-    release = ".".join(torch.__version__.split(".")[:2])
-    if release not in _SEEN_ON_A_GPU and os.environ.get("PYGRAPH_UNTESTED_RELEASES") != "1":
+    if pytorch_release() not in _SEEN_ON_A_GPU and os.environ.get("PYGRAPH_UNTESTED_RELEASES") != "1":
         return (
-            f"it has not been tested on a GPU with PyTorch {release} "
+            f"it has not been tested on a GPU with PyTorch {pytorch_release()} "
             "(PYGRAPH_UNTESTED_RELEASES=1 uses it all the same)"
         )
     return None
@@ -140,6 +141,11 @@ def note(level: int, text: str, *values: object) -> None:
 def first_line(error: object) -> str:
     """The first line of an error's message, or of another text; empty if there is none."""
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error's message, or else the error's type."""
+    return first_line(error) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -239,20 +245,22 @@ def _add_lock(lock: Any, undo: Undo) -> None:
     _locks.add(lock)
 
 
-class _Pause:
-    """A context of ``uncaptured``."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-
-
-_pauses: set[_Pause] = set()  # that have been entered
+_pauses: dict[object, int] = {}  # contexts of ``uncaptured`` that have been entered, with their threads
 _FOR_PAUSES = 0  # the owner of the record lock; no thread's number
 _POLL_SECONDS = 1e-3
 _pauses_lock = threading.Lock()
 
 
-def _try_to_pause(entered: _Pause, pause: Callable[[bool], None]) -> bool:
+def _begin_pause(undo: Undo, longest: float) -> None:
+    """Enters a context. Waits until no other thread records, for so many seconds at most."""
+    entered = object()
+    undo.append(functools.partial(_end_pause, entered))
+    end = time.monotonic() + longest
+    while not _try_to_pause(entered) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
+def _try_to_pause(entered: object) -> bool:
     """Notes a context; False while another thread records. (Nobody waits for that with the lock of the
     contexts, which the function that is being recorded may want.)"""
     with _pauses_lock:
@@ -260,17 +268,17 @@ def _try_to_pause(entered: _Pause, pause: Callable[[bool], None]) -> bool:
             # A function that is being recorded, verified or timed may be what enters the context.
             if not record_lock.is_held_here() and not record_lock.acquire(_FOR_PAUSES):
                 return False
-            pause(True)
-        _pauses.add(entered)
+            engine().pause(True)
+        _pauses[entered] = threading.get_ident()
         return True
 
 
-def _end_pause(entered: _Pause, pause: Callable[[bool], None]) -> None:
+def _end_pause(entered: object) -> None:
     """A step. The context has perhaps not been entered."""
     with _pauses_lock:
-        _pauses.discard(entered)
+        _pauses.pop(entered, None)
         if not _pauses:
-            pause(False)
+            engine().pause(False)
             record_lock.release(_FOR_PAUSES)
 
 
@@ -283,16 +291,13 @@ def uncaptured() -> Iterator[None]:
     records. Thread-safe.
     """
     try:
-        pause = engine().pause
+        engine()
     except ImportError:  # it does not fit this PyTorch, so nothing is ever captured
         yield
         return
     undo: Undo = []
     try:
-        entered = _Pause()
-        undo.append(functools.partial(_end_pause, entered, pause))
-        while not _try_to_pause(entered, pause):
-            time.sleep(_POLL_SECONDS)
+        _begin_pause(undo, math.inf)
         yield
     finally:
         settle(undo)
@@ -301,14 +306,8 @@ def uncaptured() -> Iterator[None]:
 def begin_without_recordings(undo: Undo) -> None:
     """Until the steps are made that it adds to ``undo``, no other thread records. Waits for one that
     does, though not for ever: it may be waiting for this thread."""
-    if record_lock.is_held_here():
-        return
-    pause = engine().pause
-    entered = _Pause()
-    undo.append(functools.partial(_end_pause, entered, pause))
-    end = time.monotonic() + LONGEST_CAPTURE
-    while not _try_to_pause(entered, pause) and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
+    if not record_lock.is_held_here():
+        _begin_pause(undo, LONGEST_CAPTURE)
 
 
 def _forget_other_threads() -> None:
@@ -317,8 +316,8 @@ def _forget_other_threads() -> None:
     global _locks_lock, _pauses_lock
     _pauses_lock = threading.Lock()  # never held by a thread that forks
     here = threading.get_ident()
-    for entered in [entered for entered in _pauses if entered.thread != here]:
-        _end_pause(entered, engine().pause)
+    for entered in [entered for entered, thread in _pauses.items() if thread != here]:
+        _end_pause(entered)
     if not record_lock.is_held_here() and not _pauses:
         record_lock.__init__()  # type: ignore[misc]
     if not _locks_lock._is_owned():  # type: ignore[attr-defined]

@@ -136,7 +136,7 @@ class World:
             (runtime, "engine", lambda: self.engine),
             (current, "use_device", lambda index, undo: None),
             (torch.cuda, "default_generators", (self.default_generator,)),
-            (audit_replay, "_free_bytes", lambda: self.free_bytes),
+            (audit_replay, "free_bytes", lambda: self.free_bytes),
             (audit_replay, "_kept_bytes", lambda: 0),
             (allocator, "give_back_all", lambda: None),
             (verify, "_foreign_bytes", lambda: 0),

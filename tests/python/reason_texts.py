@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # What ends in GraphStats.reason, in the log, or in a report: calls, variables and functions.
 _PYTHON_CALLS = {
     *("refuse", "deselect", "Attempt", "NotRelocatable", "PoolInUse", "OthersDraw", "ImportError"),
-    *("VerificationError", "WrongReplay", "_refusing", "_gap", "Cut"),
+    *("VerificationError", "_refusing", "_gap", "Cut"),
     *("_refuse", "NotGraphable", "Unseen", "give_up"),
 }
 _PYTHON_NAMES = {"failure", "reason", "refusal"}

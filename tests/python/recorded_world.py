@@ -227,7 +227,7 @@ class World:
             (verify, "keep_busy", lambda seconds: None),
             (verify, "disturb", lambda seconds: None),
             (Rehearsal, "_results", _results),
-            (audit_replay, "_free_bytes", lambda: 1 << 40),
+            (audit_replay, "free_bytes", lambda: 1 << 40),
             (timed_calls, "timed", self._timed),
             (fingerprint, "_CHUNK", 16),  # elements: the tensors are small
             (selector, "_CALLS_PER_RECHECK", 4),

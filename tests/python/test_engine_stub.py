@@ -34,18 +34,19 @@ def members_in_stub(class_: ast.ClassDef) -> Members:
     return found
 
 
+def _nodes_in_stub() -> list[ast.ClassDef]:
+    """Those of the extension's classes."""
+    nodes = [node for node in _tree("_engine.pyi").body if isinstance(node, ast.ClassDef)]
+    return [node for node in nodes if node.name != "Module"]
+
+
 def classes_in_stub() -> dict[str, Members]:
     """All classes but exceptions, which have no members of their own."""
-    nodes = [node for node in _tree("_engine.pyi").body if isinstance(node, ast.ClassDef)]
-    return {node.name: members_in_stub(node) for node in nodes if not node.bases}
+    return {node.name: members_in_stub(node) for node in _nodes_in_stub() if not node.bases}
 
 
 def _names_in_stub() -> set[str]:
-    body = _tree("_engine.pyi").body
-    values = [
-        n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-    ]
-    return {n.name for n in body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | {*values}
+    return {node.name for node in _nodes_in_stub()} | members_in_stub(_class("Module")).keys()
 
 
 def _members_in_extension(class_: type) -> Members:
@@ -77,10 +78,12 @@ def test_exceptions_are_those_of_the_stub() -> None:
             assert issubclass(getattr(runtime.engine(), name), RuntimeError)
 
 
-def test_the_type_of_the_module_has_every_name() -> None:
+def test_the_type_of_the_module_has_every_class() -> None:
     (class_,) = (node for node in ast.walk(_tree("engine.py")) if isinstance(node, ast.ClassDef))
+    assert [ast.unparse(base) for base in class_.bases] == ["_engine.Module"]
     assigned = [node.targets[0] for node in class_.body if isinstance(node, ast.Assign)]
-    assert {target.id for target in assigned if isinstance(target, ast.Name)} == _names_in_stub()
+    found = {target.id for target in assigned if isinstance(target, ast.Name)}
+    assert found == {node.name for node in _nodes_in_stub()}
 
 
 def _class(name: str) -> ast.ClassDef:

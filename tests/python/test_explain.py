@@ -20,7 +20,7 @@ import pygraph
 from benchmarks import run
 from pygraph import cli, operators
 from pygraph.observations import Observation, Origin, observing
-from pygraph.options import TRANSFORMS, Options
+from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import Entry, PartitionInfo, State
 from pygraph.report import measure, profile, wording
@@ -51,7 +51,7 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return estimate("Model", Model(), (torch.randn(4, 16), torch.tensor(2.0)), {}, TRANSFORMS)
+    return estimate("Model", Model(), (torch.randn(4, 16), torch.tensor(2.0)), {})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="explain measures on this machine")
@@ -92,7 +92,7 @@ def test_a_row_tells_what_the_selection_measured() -> None:
     }
     row = GraphStats("forward", 0, "captured", "", timings=timings, selected=REPLAYED)
     rows = variant_timings(row)
-    assert [(row.variant, row.period_us, row.selected) for row in rows] == [
+    assert [(row["variant"], row["period_us"], row["selected"]) for row in rows] == [
         (UNCAPTURED, pytest.approx(5000), False),
         (REPLAYED, pytest.approx(1000), True),
     ]
@@ -151,12 +151,12 @@ def test_independent_work_is_on_one_side_of_a_cut() -> None:
         b = x.sin().exp()
         return a.float().cos(), b.cos()
 
-    ((_, graph),) = trace(function, (torch.randn(8, 8),), {}, TRANSFORMS).graphs
+    ((_, graph),) = trace(function, (torch.randn(8, 8),), {}).graphs
     assert [part.kind for part in segments(graph)] == [Kind.GRAPH, Kind.GAP, Kind.GRAPH]
 
 
 def test_segments_hold_every_operation_once() -> None:
-    ((_, graph),) = trace(Model(), (torch.randn(4, 16), torch.tensor(2.0)), {}, TRANSFORMS).graphs
+    ((_, graph),) = trace(Model(), (torch.randn(4, 16), torch.tensor(2.0)), {}).graphs
     parts = segments(graph)
     kinds = [classify(node)[0] for node in graph.nodes]
     for kind in (Kind.GRAPH, Kind.GAP):
@@ -167,7 +167,7 @@ def test_an_operation_that_waits_is_a_cut() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.eigh(x @ x.mT)[0].relu()
 
-    report = estimate("f", function, (torch.randn(8, 8),), {}, TRANSFORMS)
+    report = estimate("f", function, (torch.randn(8, 8),), {})
     (cut,) = report.cuts
     assert "_linalg_eigh waits for the GPU" in cut.reason
     assert "test_explain.py" in cut.where
@@ -190,7 +190,7 @@ def test_collectives_are_outside_of_graphs(ranks: None) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return collectives.all_reduce(x.sin(), "sum", [0, 1]).cos()
 
-    report = estimate("function", function, (torch.randn(8),), {}, TRANSFORMS)
+    report = estimate("function", function, (torch.randn(8),), {})
     assert [part.kind for part in report.strip] == ["graph", "gap", "graph"]
     assert "ranks communicate (_c10d_functional::all_reduce)" in report.cuts[0].reason
     names = operators.outside_of_graphs()
@@ -204,7 +204,7 @@ def test_a_histogram_between_bounds_does_not_wait() -> None:
     def function(experts: torch.Tensor) -> torch.Tensor:
         return torch.histc(experts.float(), bins=8, min=0, max=7).cumsum(0)
 
-    report = estimate("f", function, (torch.randint(0, 8, (64,)),), {}, TRANSFORMS)
+    report = estimate("f", function, (torch.randint(0, 8, (64,)),), {})
     assert not report.cuts
     assert len(report.graphs) == 1
 
@@ -213,7 +213,7 @@ def test_a_program_may_ask_what_the_imagined_gpu_can_do() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if torch.cuda.get_device_capability(x.device) >= (8, 0) else x.exp() + 1
 
-    report = estimate("f", function, (torch.randn(8),), {}, TRANSFORMS)
+    report = estimate("f", function, (torch.randn(8),), {})
     assert not report.cuts
     assert report.shares[0].total == 1
 
@@ -225,7 +225,7 @@ def test_what_asks_for_a_real_gpu_ends_the_report_and_not_the_program() -> None:
         return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, lengths, lengths // 5)
 
     inputs = (torch.randn(50, 4, 20), torch.randint(1, 20, (4, 10)))
-    (cut,) = estimate("f", function, inputs, {}, TRANSFORMS).cuts
+    (cut,) = estimate("f", function, inputs, {}).cuts
     assert "where a real GPU was asked for: aten::_use_cudnn_ctc_loss" in cut.reason
     assert "test_explain.py" in cut.where
 
@@ -235,7 +235,7 @@ def test_an_error_of_the_programs_own_is_raised() -> None:
         return x @ x[:3]
 
     with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
-        estimate("f", function, (torch.randn(8, 8),), {}, TRANSFORMS)
+        estimate("f", function, (torch.randn(8, 8),), {})
 
 
 def test_inputs_and_outputs_are_those_of_each_part() -> None:
@@ -243,7 +243,7 @@ def test_inputs_and_outputs_are_those_of_each_part() -> None:
         picked = (x.sin() > 0).nonzero()
         return picked.float().view(-1).cos(), (x + y).exp()
 
-    report = estimate("f", function, (torch.randn(8), torch.randn(8)), {}, TRANSFORMS)
+    report = estimate("f", function, (torch.randn(8), torch.randn(8)), {})
     first, second = report.graphs
     assert (first.name, first.inputs, first.outputs) == ("inference part 0", 2, 2)
     assert (second.name, second.inputs, second.outputs) == ("inference part 1", 1, 1)
@@ -276,7 +276,7 @@ def test_graph_breaks_are_reported() -> None:
         torch._dynamo.graph_break()
         return x.cos()
 
-    observation = trace(function, (torch.randn(8, 8),), {}, TRANSFORMS)
+    observation = trace(function, (torch.randn(8, 8),), {})
     assert len(observation.graphs) == 2
     (cut,) = observation.breaks
     assert cut.kind == "graph break"

@@ -87,7 +87,7 @@ def partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[Partition]:
     world = audit_world.World(monkeypatch, _add_one)
     engine = SharedEngine(runtime.engine())
     world.engine = engine
-    monkeypatch.setattr(audit_replay, "_free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(audit_replay, "free_bytes", lambda: 1 << 40)
     monkeypatch.setattr(allocator, "give_back_all", lambda: None)
     monkeypatch.setattr(decision_cache, "load", lambda key: None)
     monkeypatch.setattr(decision_cache, "save", lambda key, decision: None)

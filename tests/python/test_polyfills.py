@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph import polyfills
 from pygraph.compile.backend import backend
-from pygraph.options import LIBRARY_FUNCTIONS, TRANSFORMS
+from pygraph.options import LIBRARY_FUNCTIONS
 from pygraph.polyfills import substitute, torchvision_masks, torchvision_pooling
 from pygraph.report.estimate import estimate
 from pygraph.source_digest import digest_of
@@ -221,7 +221,7 @@ def test_pasting_on_a_gpu_is_one_graph_and_reported() -> None:
     def paste(masks: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         return roi_heads.paste_masks_in_image(masks, boxes, (48, 64))
 
-    report = estimate("paste", paste, _objects(3, 48, 64), {}, TRANSFORMS)
+    report = estimate("paste", paste, _objects(3, 48, 64), {})
     assert [graph.name for graph in report.graphs] == ["inference"]
     assert not report.cuts
     (applied,) = [a for a in report.transformations if a.transform == LIBRARY_FUNCTIONS]
@@ -287,7 +287,7 @@ class _Pooler(torch.nn.Module):
 
 
 def test_pooling_on_a_gpu_is_one_graph_and_reported() -> None:
-    report = estimate("pool", _Pooler(), (_pyramid(), _boxes(40, 30)), {}, TRANSFORMS)
+    report = estimate("pool", _Pooler(), (_pyramid(), _boxes(40, 30)), {})
     assert [graph.name for graph in report.graphs] == ["inference"]
     assert not report.cuts
     assert any("_multiscale_roi_align" in a.what for a in report.transformations)

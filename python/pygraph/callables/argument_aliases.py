@@ -13,20 +13,18 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.saved_tensors import IN_ARGUMENT, address_of, place_of
+from pygraph.gpu.fingerprint import marked_as
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory with a storage of its own, which does not hold the memory: what still
-    refers to it after a run is seen, and harmless."""
+    """A tensor on the same memory with a storage of its own, which does not hold the memory."""
     memory = runtime.engine().memory_of(tensor)
     storage = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), tensor.device, memory.nbytes
     )
     layout = (storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    alias = alias.set_(*layout)
-    alias = alias.conj() if tensor.is_conj() else alias
-    return torch._neg_view(alias) if tensor.is_neg() else alias
+    return marked_as(alias.set_(*layout), tensor)
 
 
 def is_held(memory: torch.Tensor) -> bool:

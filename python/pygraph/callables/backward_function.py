@@ -4,10 +4,8 @@
                gradients of the results
     outputs    gradients of the arguments and parameters that need one, None where nothing flows
 
-The function runs the kept graph (kept_graph.py), in a recording and in an uncaptured run alike. Nodes
-of PyTorch's are functions of these tensors alone. Where Python runs in the backward (custom functions),
-a graph is used only while all that the callable can read on the host is what it was, as in the forward,
-and only if the first backward has changed nothing there.
+The function runs the kept graph (kept_graph.py), in a recording and in an uncaptured run alike. Where
+Python runs in the backward, the host is compared as in the forward (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations
@@ -92,11 +90,8 @@ class BackwardFunction:
         own = getattr(self._call, "state", None)
         positions = self.state_positions
         state = given[positions.start : positions.stop]
-        if not self._structure.python or (
-            own is not None and all(a is b for a, b in zip(state, own, strict=True))
-        ):
-            return self._run(given)
-        return self.rehearse(given)
+        is_the_call = own is not None and all(a is b for a, b in zip(state, own, strict=True))
+        return self._run(given) if is_the_call else self.rehearse(given)
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
         """On other tensors than the call's. What Python does on the host is undone."""
@@ -184,8 +179,7 @@ class Backwards:
             return found
         function = BackwardFunction(structure, self._around, pattern)
         # One that belongs to a single call has kept what it saved.
-        is_lasting = structure.patterns < _MOST_PATTERNS and structure.is_lasting
-        if not is_lasting:
+        if structure.patterns >= _MOST_PATTERNS or not structure.is_lasting:
             return function, None
         structure.patterns += 1
         positions = function.state_positions
@@ -196,8 +190,6 @@ class Backwards:
             argument_count=positions.stop + sum(pattern[0]),
             counts_numbers=True,
             static=frozenset(positions),
-            mutated=frozenset(),
-            saved=(),
             on_host=frozenset(structure.on_host),
             compared_calls=_COMPARED_CALLS,
         )

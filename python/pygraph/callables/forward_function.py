@@ -7,11 +7,8 @@ to run it:
     as it is     the callable is called, with autograd's own graph: first calls, trials, refusals
     compared     the callable is called on detached arguments. Its outputs are compared with a replay's;
                  its graph is kept, and the results get the one node, as those of a replay do
-    a rehearsal  the same on other tensors, while recording or verifying
-
-A graph is kept only of a rehearsal after which nothing but autograd's saved tensors refers to the
-arguments. (A recording shows that nothing refers to memory that was allocated in it.) So what a custom
-function or checkpointing keeps elsewhere keeps the callable uncaptured.
+    a rehearsal  the same on other tensors, while recording or verifying. Its graph is kept only if
+                 nothing but autograd's saved tensors refers to the arguments afterwards
 """
 
 from __future__ import annotations

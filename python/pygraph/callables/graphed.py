@@ -63,10 +63,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
-        runtime.partitions.add(self)
-        observation = observations.current()
-        if observation is not None:
-            observation.partitions.append(self)
+        observations.note_partition(self)
 
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served
@@ -119,7 +116,7 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         for variant in variants:
-            if variant.host is not None and variant.fits(arguments) and variant.host.holds():
+            if variant.host is not None and variant.fits() and variant.host.holds():
                 if known is None:
                     self._forms.add(arguments, args, kwargs)
                 return self._serve(variant, arguments, args, kwargs)
@@ -160,7 +157,7 @@ class Graphed:
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
-            self._refused.refuse(arguments.key, runtime.first_line(error) or type(error).__name__, None)
+            self._refused.refuse(arguments.key, runtime.brief(error), None)
             return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
@@ -172,7 +169,7 @@ class Graphed:
                 continue
             if variant.partition is None:
                 return self._observe(variant, now, arguments, args, kwargs)
-            if variant.fits(arguments) and variant.accept(now):
+            if variant.fits() and variant.accept(now):
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
         new = self._new_variant(now, changed, arguments.key)
@@ -282,8 +279,9 @@ class Graphed:
 
     @property
     def info(self) -> PartitionInfo:
-        nothing: frozenset[int] = frozenset()
-        return PartitionInfo(self.__name__, "inference", 0, 0, True, nothing, nothing, (), nothing)
+        return PartitionInfo(
+            self.__name__, "inference", device=0, argument_count=0, counts_numbers=True
+        )
 
     @property
     def entries(self) -> dict[Any, Entry]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pygraph.gpu.fingerprint import marked_as
+
 
 def inference_among(leaves: Sequence[Any]) -> frozenset[int]:
     """Positions of tensors of inference mode."""
@@ -42,12 +44,5 @@ def as_observed(
 def _remade(tensor: torch.Tensor, is_inference: bool) -> torch.Tensor:
     with torch.inference_mode(is_inference), torch.no_grad():
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        made = made.set_(_resolved(tensor))  # type: ignore[call-overload]
-        made = made.conj() if tensor.is_conj() else made
-        return torch._neg_view(made) if tensor.is_neg() else made
-
-
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits in memory, before a conjugation or a negation that PyTorch leaves to the reader."""
-    tensor = tensor.conj() if tensor.is_conj() else tensor
-    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+        made = made.set_(marked_as(tensor, tensor))  # type: ignore[call-overload]
+        return marked_as(made, tensor)

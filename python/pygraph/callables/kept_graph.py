@@ -6,11 +6,10 @@
 The backward of the one node runs the kept graph, on the tensors that the forward has saved
 (saved_tensors.py). In a replay a CUDA graph does, which was recorded while the kept graph ran.
 
-Nodes belong to the stream that they were made on, and run on it. So there is a kept graph for each
-stream: that of recordings, and those of calls. A replay makes no nodes, so a backward that runs
-uncaptured may find no graph of its stream, and runs that of another one. Not that of recordings, if
-there is a choice: what runs on their stream while another thread records would become a part of that
-thread's graph. Nor that of a stream that the program has made, and may have destroyed.
+Nodes run on the stream that they were made on, so there is a kept graph for each stream: that of
+recordings, and those of calls. A backward that finds no graph of its stream runs that of another one:
+not that of recordings, if there is a choice, because what runs there while another thread records would
+become a part of that thread's graph; nor that of a stream that the program may have destroyed.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def observed_call(
     except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
         seen.is_complete = False
     except Exception as error:  # of what the walk has met; the call is made
-        seen.refusal = runtime.first_line(error) or type(error).__name__
+        seen.refusal = runtime.brief(error)
     return seen
 
 

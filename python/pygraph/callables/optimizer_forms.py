@@ -1,10 +1,5 @@
-"""Forms of optimizers that a graph can hold, and what to do with those that it cannot.
-
-By default PyTorch's optimizers count their steps on the CPU, and compute with the count there: a graph
-would freeze it. Two other forms count on the GPU: *fused* ones, and those with *capturable=True*. The
-latter compute with another rounding. So a program has to ask for it, by the optimizer or by
-``pygraph.graph(step, adapt_optimizers=True)``, which makes the optimizers of the callable capturable at
-its first call.
+"""Forms of optimizers that a graph can hold, and what to do with those that it cannot: those that count
+their steps on the CPU (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

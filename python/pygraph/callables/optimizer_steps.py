@@ -1,21 +1,17 @@
-"""Graphs for ``optimizer.step()`` in plain training loops around a compiled model.
+"""Graphs for ``optimizer.step()`` in plain training loops around a compiled model
+(docs/explanation/whole-steps.md, "Plain loops").
 
-A loop calls ``loss.backward()`` and ``optimizer.step()`` itself, so a compiled model has graphs for its
-forward and backward only. PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each
-step. It does nothing, and is replaced here (``optimizer_steps`` in the table of patches) by one that
-looks whether the optimizer's parameters are those of a program that the backend has compiled for
-training. Such an optimizer gets an attribute ``step`` of its own, as schedulers give it one:
+PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each step. It does nothing, and
+is replaced here (``optimizer_steps`` in the table of patches) by one that looks whether the optimizer's
+parameters are those of a program that the backend has compiled for training. Such an optimizer gets an
+attribute ``step`` of its own, as schedulers give it one:
 
     the call      optimizer.step() -> Route -> a graphed callable (graphed.py) -> the step as it was
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
-A step with a closure, hooks, sparse or differentiable gradients runs as it is. So does every step of
-an optimizer that cannot have a graph, after its first steps have shown that; ``pygraph.stats()`` tells
-why. The attribute is not pickled or copied with the optimizer. It refers to the optimizer, whose memory
-is therefore freed by the garbage collector.
-
-Thread-safe as optimizers are: one thread calls an optimizer's step.
+The attribute is not pickled or copied with the optimizer. Thread-safe as optimizers are: one thread
+calls an optimizer's step.
 """
 
 from __future__ import annotations
@@ -167,7 +163,7 @@ class Route:
         except Exception as error:
             if self.has_begun:
                 raise  # the program's
-            self.graphed.give_up(runtime.first_line(error) or type(error).__name__)
+            self.graphed.give_up(runtime.brief(error))
         finally:
             attributes.update(given)
         return self._function()

@@ -1,10 +1,9 @@
 """Whether a form of an optimizer takes its learning rate as a tensor on the GPU, found by trying.
 
-Which forms do, and whether the bits are the same, depends on the release: where a kernel computes in
-double, a rate of 32 bits gives other results. So two small optimizers of the same form make the same
-steps, one with floats and one with tensors, and their parameters and state are compared. Each step has
-another rate. Numbers that are multiplied by the rate are large here, so that a difference in rounding
-shows. It is tried once for each form in the process, and takes some milliseconds.
+Two small optimizers of the same form make the same steps, one with floats and one with tensors, and
+their parameters and state are compared. Each step has another rate. Numbers that are multiplied by the
+rate are large here, so that a difference in rounding shows. It is tried once for each form in the
+process, and takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -83,12 +82,6 @@ def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[st
     return found
 
 
-def _step_of(kind: type[torch.optim.Optimizer]) -> Any:
-    """Without the hooks that a program has registered for all optimizers."""
-    step: Any = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
-
-
 def _probe(steps: Callable[[torch.dtype | None], list[torch.Tensor]]) -> Taken | None:
     possible = None
     try:
@@ -124,7 +117,9 @@ def _steps(
     with torch.inference_mode(False), torch.no_grad():
         parameters = [torch.nn.Parameter(values(shape, dtype)) for dtype in dtypes for shape in _SHAPES]
         optimizer: Any = kind(parameters, lr=_RATES[0])  # type: ignore[call-arg]
-        step = _step_of(kind)
+        step: Any = kind.step
+        if getattr(step, "hooked", False):  # by hooks that a program has registered for all optimizers
+            step = step.__wrapped__
         (group,) = optimizer.param_groups
         group.update(options)
         if options.get("fused"):  # Adagrad has made its state

@@ -1,16 +1,10 @@
-"""Learning rates that may move between the calls of a step.
+"""Learning rates that may move between the calls of a step (docs/explanation/whole-steps.md).
 
-A captured launch holds the numbers that Python gave it. Many forms of PyTorch's optimizers take the
-rate as a tensor on the GPU as well. So a tensor takes the float's place while the step is recorded, and
-becomes one more input of the graph; the program and its schedulers go on with floats.
-
-    fused Adam, AdamW, ...  the same kernel reads the rate from memory: the same bits, if it computes in
-                            the tensor's precision. rate_probe.py tries that, form by form
-    capturable forms        some compute the same bits, others another rounding; it is tried as well
-    other forms             read the tensor back (``.item()``), which a capture forbids
-
-A form whose bits differ is followed only if the program has asked for tensors
-(``pygraph.graph(step, adapt_optimizers=True)``): then uncaptured calls are given tensors, too.
+A tensor takes the float's place while the step is recorded, and becomes one more input of the graph;
+the program and its schedulers go on with floats. rate_probe.py tries which forms of optimizers take a
+tensor, and with which of them the bits are the same. Others are followed only if the program has asked
+for tensors (``pygraph.graph(step, adapt_optimizers=True)``): then uncaptured calls are given tensors,
+too.
 
 A capture of a fused optimizer also asks for ``capturable``, which fused kernels do not use: it is set
 for recordings alone.

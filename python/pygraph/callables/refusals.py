@@ -30,7 +30,9 @@ def of_memory(
     be one. before: of no use afterwards."""
     if _share_memory(arguments.tensors, list(seen.host.found.tensors.values())):
         return "an argument shares memory with what it reaches"
-    if observer.backward_nodes and any(_has_gradient(t) for t in arguments.tensors):
+    # Whether a backward in the call may have added to a gradient of an argument's.
+    has_gradients = any(t.requires_grad and t.is_leaf and t.grad is not None for t in arguments.tensors)
+    if observer.backward_nodes and has_gradients:
         return "an argument requires a gradient; pass it detached"
     if observer.unknown:
         return f"operator {observer.unknown} works on tensors whose memory is not known"
@@ -95,11 +97,6 @@ def new_history(host: HostState, histories: dict[int, Any], nodes: set[int]) -> 
         if history._sequence_nr() not in nodes:
             return path
     return ""
-
-
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    """Whether a backward in the call may have added to a gradient of an argument's."""
-    return tensor.requires_grad and tensor.is_leaf and tensor.grad is not None
 
 
 def _share_memory(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

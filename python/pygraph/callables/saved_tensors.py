@@ -2,9 +2,7 @@
 
 Hooks for saved tensors put a *handle* in the place of each tensor that autograd saves. When the call is
 over, the tensors are taken from the handles, and each gets a *place*: where a later run of the same
-graph finds it. A saved tensor lies in an argument, in the state, or in memory that the call made, which
-becomes one more output of the forward. So the graph that is left holds no memory, and can be run again
-on other tensors.
+graph finds it. So the graph that is left holds no memory, and can be run again on other tensors.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ def take_out(
     state: Sequence[torch.Tensor],
     owners: dict[int, list[torch.Tensor]],
     device: torch.device,
-    known: Sequence[Place] = (),
+    known: Sequence[Place],
 ) -> Saved:
     """Finds the places. owners: by storage of the state, the program's tensors that have it. known:
     those of an earlier run, if there was one. The first run is a recording, in which attention's random
@@ -175,7 +173,7 @@ def take_out(
             source = themselves.get(handle.identity, sources[_address(tensor)])
         else:
             source = sources[_address(tensor)] = (MADE, len(saved.made), 0)
-            saved.made.append(_flat(tensor))
+            saved.made.append(runtime.engine().flat_tensor(tensor))
         saved.places.append(place_of(tensor, source, arguments))
     return saved
 
@@ -202,14 +200,9 @@ def place_of(
     )
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat: torch.Tensor = runtime.engine().flat_tensor(tensor)
-    return flat
-
-
 def _address(tensor: torch.Tensor) -> int:
     """Of its storage. (No Python object for the storage is made: it would count as a holder.)"""
-    return _flat(tensor).data_ptr() if tensor.numel() > 0 else 0
+    return runtime.engine().flat_tensor(tensor).data_ptr() if tensor.numel() > 0 else 0
 
 
 def address_of(tensor: Any) -> int:

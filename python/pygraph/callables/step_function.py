@@ -8,10 +8,6 @@ the gradients that it leaves. It runs in two ways:
     a rehearsal  on other tensors (stand-ins while recording, clones while verifying): the memory under
                  the state is exchanged for that of the given tensors, the callable is called, and
                  everything on the host is put back: memory, gradients, attributes
-
-Memory is exchanged while no other thread is inside of a call of a graphed callable or draws random
-numbers (runtime.begin_capturing). A thread that uses the same model elsewhere would see the other
-memory.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ class NotGraphable(RuntimeError):
 
 
 class StepFunction:
-    """Thread-safe as long as calls are (see the module)."""
+    """Thread-safe as long as calls are: docs/explanation/whole-steps.md, "Threads"."""
 
     def __init__(
         self,

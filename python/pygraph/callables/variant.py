@@ -76,13 +76,8 @@ class Variant:
         known = [tensor for tensor in known if not tensor.is_inference()]
         versions = [tensor._version for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
-        seen = observed_call(
-            make,
-            lambda: not is_same_structure(arguments, args, kwargs),
-            arguments,
-            before,
-            device,
-        )
+        is_changed = lambda: not is_same_structure(arguments, args, kwargs)  # noqa: E731
+        seen = observed_call(make, is_changed, arguments, before, device)
         if not seen.is_complete:
             return seen.result
         self.observed += 1
@@ -142,9 +137,7 @@ class Variant:
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
             static=frozenset(step.state_positions),
-            mutated=frozenset(),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
-            on_host=frozenset(),
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
@@ -157,9 +150,9 @@ class Variant:
         """Whether the memory that it uses, if that is known, is still that of the program's tensors."""
         return self._around is None or bool(self._around.state.is_valid)
 
-    def fits(self, arguments: Arguments) -> bool:
+    def fits(self) -> bool:
         """Whether a graph of this variant would compute what the callable computes now, as far as
-        everything but the host's state is concerned."""
+        memory, rates and gradients are concerned."""
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False

@@ -26,9 +26,6 @@ _READS_RANDOM_STATE_ON_HOST = (
 )
 
 
-PLACES_ITSELF = "PyGraph leaves a graph that works on streams or in memory pools of its own uncaptured"
-
-
 def attach(
     compiled: Any,
     options: Options,
@@ -86,17 +83,10 @@ def attach(
         observations.tally.note_program()
     compiled.recursively_apply_fns([wrap(number) for number in range(len(maps))])
     if route is not None:
-        compiled.current_callable = runtime.engine().whole_graph_callable(
-            runner.partitions[0],
-            compiled.current_callable,
-            True,  # called with one list
-            facts.input_count,
-            route.inputs,
-            route.outputs,
-            route.sent,
-        )
+        shortcut = wrapper_bypass.Shortcut(runner.partitions[0], facts.input_count, route)
+        compiled.current_callable = shortcut.callable_with(compiled.current_callable, True)
         if kind == "inference" and wrapper_bypass.is_plain_inference(metadata, facts.input_count):
-            return wrapper_bypass.Shortcut(runner.partitions[0], facts.input_count, route)
+            return shortcut
     return None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ def _compile_with_graphs(
 
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
-        # A hit in AOTAutograd's cache skips inner_compile, and with it PyGraph, but in _warm_start.
+        # A hit in AOTAutograd's cache skips inner_compile, and with it PyGraph; see `is_warm`.
         off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
         stack.enter_context(functorch_config.patch(off))
         stack.enter_context(inductor_config.patch(patches))
@@ -179,7 +179,8 @@ def _compile_with_graphs(
             # The box off: no CUDAGraph Trees, and Inductor realigns misaligned inputs itself.
             compiled = compile_fx_inner(gm, inputs, **{**kwargs, "cudagraphs": BoxedBool(False)})
         if places_itself:
-            runtime.notice_once(attachment.PLACES_ITSELF)
+            what = "a graph that works on streams or in memory pools of its own"
+            runtime.notice_once(f"PyGraph leaves {what} uncaptured")
             compiled_here.append(None)
             return compiled
         if observation is not None:
@@ -202,7 +203,13 @@ def _compile_with_graphs(
             _note_training(parameters, config)
 
     argument_count = len(example_inputs)
-    with scope(), _warm_start(load) if is_warm else contextlib.nullcontext():
+    with scope() as stack:
+        if is_warm:
+            # The key of AOTAutograd's cache contains Inductor's settings, and with them everything that
+            # PyGraph's part of the compilation depends on: the cuts, and those of `_cache_key`. What it
+            # lacks: :mod:`pygraph.compile.warm_programs`.
+            stack.enter_context(functorch_config.patch(enable_autograd_cache=True))
+            stack.enter_context(warm_start.attaching(load))
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
@@ -232,21 +239,6 @@ def _may_be_warm(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Backen
     if reason:
         runtime.log.info("compiled in every process: %s", reason)
     return not reason and _provides(config, "warm_start")
-
-
-@contextlib.contextmanager
-def _warm_start(load: warm_start.Attach) -> Iterator[None]:
-    """A context in which AOTAutograd may load the program from its cache; ``load`` is called with each
-    graph.
-
-    The key of that cache contains Inductor's settings, and with them everything that PyGraph's part of
-    the compilation depends on: the cuts, and the settings of :func:`_cache_key`. For what else it lacks
-    see :mod:`pygraph.compile.warm_programs`.
-    """
-    import torch._functorch.config as functorch_config
-
-    with functorch_config.patch(enable_autograd_cache=True), warm_start.attaching(load):
-        yield
 
 
 def _note_graph(

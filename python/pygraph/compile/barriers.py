@@ -1,11 +1,8 @@
 """Barriers in Inductor's kernels between threads that read memory and threads that overwrite it.
 
-Triton may load an element more than once, by different threads: where a tile has fewer elements than
-the block has threads, it loads it again for each layout in which it is needed. Nothing then orders one
-thread's load and another's store. Inductor knows this of broadcast loads from ``in_out`` parameters and
-puts a barrier there. The same happens in loops over a reduced dimension, where a thread may be whole
-iterations ahead of another; to inputs that the program writes, which the kernel gets as two parameters;
-and to what one loop of a kernel stores and the next one loads (docs/explanation/inductor-race.md).
+Triton may load an element more than once, by different threads, and nothing then orders one thread's
+load and another's store. Inductor puts a barrier there in one case only
+(docs/explanation/inductor-race.md).
 
 A kernel's code comes in sections: a loop with what is stored after it, or straight code. In a section
 all loads stand before all stores. So two rules are enough, whatever layouts Triton chooses:

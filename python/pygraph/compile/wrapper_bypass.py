@@ -58,10 +58,15 @@ class Shortcut:
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A callable that replays if it can and calls ``function`` otherwise, untraced by Dynamo."""
+        untraced = torch.compiler.disable(function, reason="compiled")  # type: ignore[no-untyped-call]
+        return self.callable_with(untraced, takes_list=False)
+
+    def callable_with(self, fallback: Callable[..., Any], takes_list: bool) -> Callable[..., Any]:
+        """takes_list: whether it is called with one list, or else with the arguments one by one."""
         return runtime.engine().whole_graph_callable(
             self.partition,
-            torch.compiler.disable(function, reason="compiled"),  # type: ignore[no-untyped-call]
-            False,  # called with the arguments one by one
+            fallback,
+            takes_list,
             self.input_count,
             self.route.inputs,
             self.route.outputs,
@@ -70,13 +75,8 @@ class Shortcut:
 
 
 def is_plain_inference(metadata: Any, input_count: int) -> bool:
-    """Whether AOTAutograd's wrappers have nothing to do around an inference graph.
-
-    That is: no input is mutated, no output aliases, no duplicate or subclassed arguments, no effect
-    tokens, no random offsets handed through.
-
-    metadata: AOTAutograd's, of the program; None if there is none.
-    """
+    """Whether AOTAutograd's wrappers have nothing to do around an inference graph. metadata:
+    AOTAutograd's, of the program; None if there is none."""
     if metadata is None:
         return False
     return (
@@ -116,10 +116,18 @@ class _Spies:
     def globals(self, real: dict[str, Any]) -> dict[str, Any]:
         """All names of its module that the wrapper may use."""
         cuda = types.SimpleNamespace(_DeviceGuard=contextlib.nullcontext, set_device=lambda index: None)
-        operators = types.SimpleNamespace(pygraph=self._operators())
+        ours = types.SimpleNamespace(
+            to_device=types.SimpleNamespace(
+                default=lambda host, device: self._send([host], device, False)
+            ),
+            scalars_to_device=types.SimpleNamespace(
+                default=lambda scalars, device: self._send(scalars, device, True)
+            ),
+        )
+        ops = types.SimpleNamespace(pygraph=ours)
         return {
             "__builtins__": {},
-            "torch": types.SimpleNamespace(ops=operators, cuda=cuda, device=torch.device, **_DTYPES),
+            "torch": types.SimpleNamespace(ops=ops, cuda=cuda, device=torch.device, **_DTYPES),
             "device": torch.device,
             "reinterpret_tensor": self._reinterpret_tensor,
             # Sizes and alignments of what PyGraph's operators return are known to be right.
@@ -129,18 +137,6 @@ class _Spies:
     def partition(self, args: list[object]) -> tuple[object, ...]:
         self._calls.append(list(args))
         return tuple(self._made)
-
-    def _operators(self) -> Any:
-        def to_device(host: object, device: torch.device) -> object:
-            return self._send([host], device, False)
-
-        def scalars_to_device(scalars: list[object], device: torch.device) -> object:
-            return self._send(scalars, device, True)
-
-        return types.SimpleNamespace(
-            to_device=types.SimpleNamespace(default=to_device),
-            scalars_to_device=types.SimpleNamespace(default=scalars_to_device),
-        )
 
     def _send(self, host: list[object], device: torch.device, is_vector: bool) -> object:
         positions = [self._position(tensor) for tensor in host]

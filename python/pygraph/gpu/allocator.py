@@ -1,4 +1,5 @@
-"""Releases the cache of PyTorch's allocator between phases that need pieces of different sizes."""
+"""Releases the cache of PyTorch's allocator between phases that need pieces of different sizes
+(docs/explanation/memory.md)."""
 
 from __future__ import annotations
 
@@ -28,17 +29,13 @@ def bytes_on_gpu(args: Iterable[Any]) -> int:
 
 def give_back(after: int) -> None:
     """Empties the allocator's cache after a phase that worked with ``after`` bytes, if these are many.
-
-    Otherwise cached pieces of other sizes could add up to twice the memory that a phase needs. Never
-    raises: PyTorch may refuse it while another thread captures.
-    """
+    Never raises: PyTorch may refuse it while another thread captures."""
     if after > MUCH:
         give_back_all()
 
 
 def give_back_at_next_call(after: int) -> None:
-    """Like :func:`give_back`, at the next call, when this call's results are gone. While they are
-    alive, other requests would be cut from their pieces."""
+    """Like :func:`give_back`, at the next call, when this call's results are gone."""
     global _is_due
     _is_due |= after > MUCH
 
@@ -53,22 +50,18 @@ def give_back_if_due() -> None:
 
 def make_room(wanted: int) -> bool:
     """Empties the allocator's cache if fewer than ``wanted`` bytes are free. Returns whether there is
-    room.
-
-    Uncaptured and replayed calls allocate in different orders, and each may break up pieces that the
-    other one needs. With enough room they get new pieces. Never raises.
-    """
+    room. Never raises."""
     if wanted <= MUCH:
         return True
     with contextlib.suppress(RuntimeError):
-        if _room() < wanted:
+        if free_bytes() < wanted:
             give_back_all()
-            return _room() >= wanted
+            return free_bytes() >= wanted
     return True
 
 
-def _room() -> float:
-    """Bytes that the allocator may still take from the device."""
+def free_bytes() -> float:
+    """Bytes that the allocator may still take from the current device."""
     free, total = torch.cuda.mem_get_info()
     allowed = torch.cuda.get_per_process_memory_fraction() * total
     return min(free, allowed - torch.cuda.memory_reserved())

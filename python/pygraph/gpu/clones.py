@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from pygraph import runtime
+from pygraph.gpu.fingerprint import marked_as
+
 
 def clone_shared_storages(
     args: Sequence[Any], positions: Sequence[int], device: torch.device | None = None
@@ -36,24 +39,20 @@ def clone_shared_storages(
 
 
 def sharing_storages(args: Sequence[Any], positions: Iterable[int]) -> set[int]:
-    """``positions``, and the positions of all tensors that share memory with these."""
-    shared = {_address(args[i]) for i in positions if isinstance(args[i], torch.Tensor)}
-    return set(positions).union(
-        i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and _address(arg) in shared
-    )
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """``positions``, and the positions of all tensors that share memory with these. Makes no Python
+    objects for storages."""
+    memory_of = runtime.engine().memory_of
+    tensors = {i: arg for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    addresses = {i: memory_of(tensor).data_ptr() for i, tensor in tensors.items()}
+    shared = {addresses[i] for i in positions if i in addresses}
+    return set(positions).union(i for i, address in addresses.items() if address in shared)
 
 
 def _view_of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor with the layout and dtype of ``like``, on the memory of another tensor of that dtype."""
     tensor = torch.empty(0, dtype=like.dtype, device=memory.device)
     layout = (like.storage_offset(), like.size(), like.stride())
-    tensor = tensor.set_(memory, *layout)  # type: ignore[call-overload]
-    tensor = tensor.conj() if like.is_conj() else tensor
-    return torch._neg_view(tensor) if like.is_neg() else tensor
+    return marked_as(tensor.set_(memory, *layout), like)  # type: ignore[call-overload]
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:

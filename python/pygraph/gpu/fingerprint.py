@@ -39,13 +39,17 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 
     The bits in memory, that is, before a conjugation or a negation that PyTorch leaves to the reader.
     """
-    if tensor.is_conj():
-        tensor = tensor.conj()
-    if tensor.is_neg():
-        tensor = torch._neg_view(tensor)
+    tensor = marked_as(tensor, tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER_OF_SIZE[tensor.element_size()])
+
+
+def marked_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view that is conjugated and negated, by its reader, if ``like`` is. Of the tensor itself: the
+    bits in memory."""
+    tensor = tensor.conj() if like.is_conj() else tensor
+    return torch._neg_view(tensor) if like.is_neg() else tensor
 
 
 def forget() -> None:

@@ -75,11 +75,14 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
         recording.graph.name = f"pygraph {call.info.name}"
         return recording
     except Exception as error:
-        failed = Attempt((), failure=recorder.describe_failure(error))
-        failed.raised = not isinstance(error, runtime.engine().NotRelocatable)
-        failed.is_transient = isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw))
-        if not isinstance(error, torch.OutOfMemoryError):
-            failed.operator = uncapturable.operator_in(error)
+        is_memory_short = isinstance(error, torch.OutOfMemoryError)
+        failed = Attempt(
+            (),
+            failure=recorder.describe_failure(error),
+            operator="" if is_memory_short else uncapturable.operator_in(error),
+            raised=not isinstance(error, runtime.engine().NotRelocatable),
+            is_transient=isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw)),
+        )
     # From here the error is gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
@@ -96,19 +99,15 @@ def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozense
     taken = result.executable_bytes + (call.pending.executable_bytes if call.pending else 0)
     if result.suspects:
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))
-    failure = result.failure or _saved_elsewhere(_has_cpu_tensor(result.outputs))
-    verified = None if failure else recording.graph
+    has_cpu_tensor = any(isinstance(x, torch.Tensor) and x.is_cpu for x in result.outputs)
+    failure = result.failure or _saved_elsewhere(has_cpu_tensor)
     return Attempt(
         result.outputs,
-        verified,
+        None if failure else recording.graph,
         failure,
         executable_bytes=taken,
         is_transient=result.is_transient,
     )
-
-
-def _has_cpu_tensor(outputs: Sequence[Any]) -> bool:
-    return any(isinstance(output, torch.Tensor) and output.is_cpu for output in outputs)
 
 
 def _saved_elsewhere(saves_random_state: bool) -> str:
@@ -128,14 +127,12 @@ def _saved_elsewhere(saves_random_state: bool) -> str:
 
 def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
     """Makes the call by a replay, without verification (`pygraph.verify` False)."""
-    if recording.graph.unexplained_words > 0:
-        reason = "some parameters look like unknown addresses, and verify is off"
-        return Attempt(call.uncaptured(call.args), failure=reason)
     failure = _saved_elsewhere(call.effects.draws)  # no uncaptured run shows where it saves
-    if failure:
-        return Attempt(call.uncaptured(call.args), failure=failure)
-    try:
-        return Attempt(recording.graph.replay(call.args, True), recording.graph)
-    except RuntimeError as error:  # nothing was launched
-        failure = recorder.describe_failure(error)
+    if recording.graph.unexplained_words > 0:
+        failure = "some parameters look like unknown addresses, and verify is off"
+    if not failure:
+        try:
+            return Attempt(recording.graph.replay(call.args, True), recording.graph)
+        except RuntimeError as error:  # nothing was launched
+            failure = recorder.describe_failure(error)
     return Attempt(call.uncaptured(call.args), failure=failure)

@@ -1,20 +1,15 @@
 """Audits: replays of graphs in use are compared with the uncaptured run.
 
-A graph may become wrong after its verification: an operator may replace memory that its kernels read,
-or a library may free memory whose address the graph has. At the calls of verify/audit_schedule.py, the
-uncaptured function makes the call and returns its results, and the graph is replayed as well:
+A graph may become wrong after its verification (docs/explanation/audits.md). At the calls of
+verify/audit_schedule.py, the uncaptured function makes the call and returns its results, and the graph
+is replayed as well:
 
     replay    on clones of what it overwrites, its fresh outputs poisoned, on copies of the generators
     call      uncaptured, on the arguments themselves
     compare   outputs and written inputs, bit by bit
 
-Other threads replay the graph meanwhile. If results differ, the graph is not used, and its next call is
-a thorough check, as in verification (verify/verify.py), because some kernels are not deterministic. A
-graph that is found wrong is dropped for good, and the other graphs of its function are audited at their
-next calls.
-
-An audit needs memory for the clones and for a second set of results. If there is not enough, the audit
-is postponed.
+If results differ, the graph is not used, and its next call is a thorough check, as in verification
+(verify/verify.py).
 """
 
 from __future__ import annotations
@@ -38,16 +33,6 @@ from pygraph.verify.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-
-class _Released:
-    """Replaces a recording's stand-ins, which no longer exist, so there is nothing to poison."""
-
-    def poison(self) -> None:
-        pass
-
-    def untouched(self) -> bool:
-        return True
 
 
 def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0) -> Audits:
@@ -215,7 +200,7 @@ class _Audit:
                 return None  # the call gives away what the other one kept, or the reverse
             recording = Recording(
                 graph=self._graph,
-                pair=_Released(),
+                pair=None,
                 generators=replay.generators(self.args),
                 given_away=replay.given_away,
                 returned=self.entry.recording.returned,
@@ -223,7 +208,7 @@ class _Audit:
             rehearsal = Rehearsal(self.host.uncaptured, self.args, recording, self.host.written)
             return rehearsal if rehearsal.visible == replay.visible else None
         except Exception as error:
-            self._drop(f"no thorough check was possible: {_first_line(error)}")
+            self._drop(f"no thorough check was possible: {runtime.brief(error)}")
             return None
 
     def _note_good(self) -> None:
@@ -257,8 +242,4 @@ class _Audit:
         audits.skipped += 1
         graph.audit_at = audits.retry_at(graph.replays)
         name = self.host.info.name
-        runtime.note(logging.INFO, "%s: not audited now: %s", name, _first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    return runtime.first_line(error) or type(error).__name__
+        runtime.note(logging.INFO, "%s: not audited now: %s", name, runtime.brief(error))

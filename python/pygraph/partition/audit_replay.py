@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from operator import eq
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pygraph import runtime
 from pygraph.gpu import allocator
-from pygraph.gpu.clones import clone_shared_storages
+from pygraph.gpu.allocator import free_bytes
+from pygraph.gpu.clones import clone_shared_storages, sharing_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
-from pygraph.verify.compare import LARGE_BYTES, fingerprints, same_bits
+from pygraph.record.recorder import DEFAULT_GENERATOR, generator_of
+from pygraph.verify.compare import LARGE_BYTES, differing, summary
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some
-_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 class NotPossible(RuntimeError):
@@ -46,7 +46,7 @@ class AuditReplay:
         # The same as a thorough check has (verify/rehearsal.py), so that suspects are the same results
         # there.
         self._overwritten = sorted(host.written.union(entry.recording.returned, graph.donated))
-        self.visible = sorted(_sharing_memory(args, host.written) - self.given_away)
+        self.visible = sorted(sharing_storages(args, host.written) - self.given_away)
         self._graph = graph
         self._device = host.info.device
         self._in_bits = graph.output_bytes <= LARGE_BYTES
@@ -63,11 +63,11 @@ class AuditReplay:
         the internal memory of the uncaptured run."""
         graph = self._graph
         wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
-        if _free_bytes() >= wanted:
+        if free_bytes() >= wanted:
             return
-        if _free_bytes() + _kept_bytes() >= wanted:
+        if free_bytes() + _kept_bytes() >= wanted:
             give_back(wanted)
-        if _free_bytes() < wanted:
+        if free_bytes() < wanted:
             raise NotPossible(f"it needs {wanted >> 20} MiB of free memory")
 
     def wait(self) -> None:
@@ -77,23 +77,17 @@ class AuditReplay:
 
     def generators(self, args: list[Any]) -> list[torch.Generator]:
         """Those that a replay advances."""
-        return [self._generator(source, args) for source in self._graph.random_arguments]
-
-    def _generator(self, source: int, args: list[Any]) -> torch.Generator:
-        if source == _DEFAULT_GENERATOR:
-            return torch.cuda.default_generators[self._device]
-        return args[source]  # type: ignore[no-any-return]
+        return [generator_of(source, args, self._device) for source in self._graph.random_arguments]
 
     def make(self, args: list[Any]) -> None:
         """Makes the replay. Does not change the arguments and generators."""
         clones = clone_shared_storages(args, self._overwritten)
         default = None
         copies = []
-        for source in self._graph.random_arguments:
-            original = self._generator(source, args)
+        for source, original in zip(self._graph.random_arguments, self.generators(args), strict=True):
             copy = original.clone_state()
             copies.append((original, copy))
-            if source == _DEFAULT_GENERATOR:
+            if source == DEFAULT_GENERATOR:
                 default = copy
             else:
                 clones[source] = copy
@@ -105,36 +99,19 @@ class AuditReplay:
         self.seconds = time.perf_counter() - start
         self._offsets = [(original, copy.get_offset()) for original, copy in copies]
         results = _tensors([*outputs, *(clones[i] for i in self.visible)])
-        self._seen = results if self._in_bits else fingerprints(results)
+        self._seen = summary(results, self._in_bits)
 
     def differing(self, results: Sequence[Any]) -> list[int]:
         """Positions of results that differ between the call and the replay. Raises NotPossible if
         another thread has drawn from the call's generator meanwhile."""
         if any(generator.get_offset() != offset for generator, offset in self._offsets):
             raise NotPossible("somebody else has drawn random numbers meanwhile")
-        tensors = _tensors(results)
-        expected: Sequence[Any] = tensors if self._in_bits else fingerprints(tensors)
-        is_same: Callable[[Any, Any], bool] = _same_bits if self._in_bits else eq
-        pairs = enumerate(zip(self._seen, expected, strict=True))
-        return [i for i, (seen, other) in pairs if not is_same(seen, other)]
+        return differing(self._seen, _tensors(results), self._in_bits)
 
     def forget(self) -> None:
         """Frees what the audit has taken."""
         self._seen = ()
         forget()
-
-
-def _sharing_memory(args: Sequence[Any], positions: frozenset[int]) -> set[int]:
-    """Like clones.sharing_storages, without creating Python objects for the storages."""
-    memory_of = runtime.engine().memory_of
-    addresses = {i: memory_of(arg).data_ptr() for i, arg in enumerate(args) if _is_tensor(arg)}
-    shared = {addresses[i] for i in positions if i in addresses}
-    return set(positions).union(i for i, address in addresses.items() if address in shared)
-
-
-def _same_bits(seen: torch.Tensor, other: torch.Tensor) -> bool:
-    """Attention's random state is on the CPU in an uncaptured run."""
-    return same_bits(seen, other.to(seen.device))
 
 
 def _is_tensor(arg: Any) -> bool:
@@ -143,13 +120,6 @@ def _is_tensor(arg: Any) -> bool:
 
 def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
     return [result for result in results if isinstance(result, torch.Tensor)]
-
-
-def _free_bytes() -> int:
-    """Bytes that the process may still allocate on the current device."""
-    free, total = torch.cuda.mem_get_info()
-    allowed = torch.cuda.get_per_process_memory_fraction() * total
-    return int(min(free, allowed - torch.cuda.memory_reserved()))
 
 
 def _kept_bytes() -> int:

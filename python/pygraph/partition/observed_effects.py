@@ -78,7 +78,7 @@ class ObservedEffects:
 
     def bytes_not_copied(self, args: Sequence[Any]) -> int:
         """What Inductor's graphs would copy per call."""
-        static = self._static(args)
+        static = self._info.static if self.hints_fit(args) else frozenset()
         return allocator.bytes_on_gpu([arg for i, arg in enumerate(args) if i not in static])
 
     def hints_fit(self, args: Sequence[Any]) -> bool:
@@ -87,6 +87,3 @@ class ObservedEffects:
         PyTorch 2.11 may drop arguments after it collected the hints, which shifts them."""
         numbers = 0 if self._info.counts_numbers else sum(isinstance(arg, int) for arg in args)
         return len(args) - numbers == self._info.argument_count
-
-    def _static(self, args: Sequence[Any]) -> frozenset[int]:
-        return self._info.static if self.hints_fit(args) else frozenset()

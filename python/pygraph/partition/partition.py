@@ -55,7 +55,7 @@ _MAX_SEEN = 4096
 class Partition:
     """Decides how each call of one partition function is made; ``callable`` replaces the function.
 
-    A :class:`~pygraph.partition.host.Host`. Thread-safe.
+    A :class:`~pygraph.partition.host.Host`, which documents the methods. Thread-safe.
     """
 
     def __init__(
@@ -79,12 +79,9 @@ class Partition:
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
         self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
-        runtime.partitions.add(self)
+        observations.note_partition(self)
         if compilation is not None:
             compilation.add(self)
-        observation = observations.current()
-        if observation is not None:
-            observation.partitions.append(self)
         if observations.tally is not None:
             with runtime.harmless("counting a partition"):
                 observations.tally.note_partition(self)
@@ -132,7 +129,6 @@ class Partition:
 
     @property
     def has_run_here(self) -> bool:
-        """Whether this thread has run the function before."""
         return getattr(self._thread, "has_run", False)
 
     def _miss(self, args: list[Any]) -> Sequence[Any]:
@@ -233,7 +229,6 @@ class Partition:
         runtime.engine().clear_waiting(self.callable)
 
     def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
-        """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
         with self._lock:
             if all(entry.graph is not graph for entry in self.entries.copy().values()):
                 return  # reset meanwhile
@@ -245,7 +240,6 @@ class Partition:
                     del self.entries[key]
 
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or for many calls if memory was short."""
         is_new = entry.state is not State.REFUSED or entry.reason != reason
         calls_until_retry = entry.calls_until_retry
         if reason.endswith(OUT_OF_MEMORY):
@@ -255,10 +249,9 @@ class Partition:
             runtime.note(level, "%s stays uncaptured: %s", self.info.name, reason)
 
     def is_waiting(self, key: bytes, entry: Entry) -> bool:
-        """Whether the signature was called more than once and is still to be recorded, or on trial."""
+        """As :meth:`Pipeline.is_waiting`."""
         return self._pipeline.is_waiting(key, entry)
 
     @property
     def written(self) -> frozenset[int]:
-        """Positions of inputs that the function may write, in any signature that was recorded."""
         return self._effects.known.mutated

@@ -125,7 +125,11 @@ class Pipeline:
         if self.host.entries.get(key) is not entry:  # reset meanwhile
             return result.outputs
         if result.is_transient or (result.raised and not has_run_here):
-            self._retry_later(entry, result)
+            # A later call may be recorded, or check the suspects: the reason may lie in this one, a
+            # library without a handle for the thread, a memory pool of the program's, its stream.
+            entry.recording.retries.note(result.is_transient)
+            text = "%s: not recorded in this call: %s"
+            runtime.note(logging.INFO, text, self.host.info.name, result.failure)
             return result.outputs
         with runtime.harmless("keeping a graph"):
             undoing(partial(self.conclude, entry, result, seconds))
@@ -160,13 +164,6 @@ class Pipeline:
             allocator.give_back_at_next_call(after=at_stake)
             if self.host.info.kind != "inference":
                 allocator.give_back(after=at_stake)
-
-    def _retry_later(self, entry: Entry, result: Attempt) -> None:
-        """Lets a later call record the signature, or check its suspects. The reason may lie in this
-        call: a library without a handle for the thread, a memory pool of the program's, its stream."""
-        entry.recording.retries.note(result.is_transient)
-        text = "%s: not recorded in this call: %s"
-        runtime.note(logging.INFO, text, self.host.info.name, result.failure)
 
     def conclude(self, entry: Entry, result: Attempt, seconds: float, undo: Undo) -> None:
         """Refuses the signature, or begins the trial of its graph. seconds: the duration of the

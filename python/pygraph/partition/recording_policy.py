@@ -93,14 +93,11 @@ class RecordingPolicy:
         return self._backoff.next() if self._retries_left >= 0 else 0
 
     def seconds_to_wait(self, has_numbers: bool, is_selected: bool = False) -> float:
-        """Host time that a signature's uncaptured calls must use before it is recorded.
-
-        How often a shape will come back is unknown. Recording it once its calls have used as much time
-        as a recording costs at most twice the time of the best choice in hindsight.
+        """Host time that a signature's uncaptured calls must use before it is recorded
+        (docs/reference/options.md).
 
         has_numbers: whether there are integers among the arguments.
-        is_selected: whether an earlier process has selected a graph for the signature. Then the shape
-        does come back; but graphs that push each other out are no gain.
+        is_selected: whether an earlier process has selected a graph for the signature.
         """
         if is_selected and self._dropped == 0:
             return 0.0

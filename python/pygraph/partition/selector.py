@@ -173,10 +173,12 @@ class Selector:
         return undoing(body)
 
     def _recheck(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
-        variant = ""
+        variant = ""  # nothing to compare with
         with self._refusing(entry, "a recheck of its selection"):
             if entry.state is State.CAPTURED:
-                variant = self._recheck_graph(entry)
+                self.install(entry)
+                entry.selection.rechecks += 1
+                variant = REPLAYED if entry.selection.decision is not None else ""
             else:
                 variant = self._recheck_uncaptured(key, entry, args)
         if not variant:
@@ -186,12 +188,6 @@ class Selector:
             with self._refusing(entry, "a recheck of its selection"):
                 self._compare(key, entry, variant, sample)
         return outputs
-
-    def _recheck_graph(self, entry: Entry) -> str:
-        """The variant to time; empty if there is nothing to compare with."""
-        self.install(entry)
-        entry.selection.rechecks += 1
-        return REPLAYED if entry.selection.decision is not None else ""
 
     def _recheck_uncaptured(self, key: bytes, entry: Entry, args: list[Any]) -> str:
         """The variant to time; empty if there is nothing to compare with."""
@@ -258,11 +254,7 @@ class Selector:
 
 def _reason(decision: Decision) -> str:
     """Why no graph was selected."""
-    uncaptured = decision.timings[UNCAPTURED]
-    graph = min(
-        (timing for name, timing in decision.timings.items() if name != UNCAPTURED),
-        key=lambda timing: timing.period,
-    )
+    uncaptured, graph = decision.timings[UNCAPTURED], decision.timings[REPLAYED]
     return (
         f"a graph gains nothing here: {graph.period * 1e6:.0f} us per call, "
         f"uncaptured {uncaptured.period * 1e6:.0f} us"

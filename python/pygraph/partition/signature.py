@@ -30,10 +30,10 @@ class PartitionInfo:
     device: int
     argument_count: int  # as many as `static` and `mutated` speak of
     counts_numbers: bool  # whether argument_count includes the integers that follow the tensors
-    static: frozenset[int]  # inputs that should keep their address
-    mutated: frozenset[int]  # inputs that should be written
-    saved: tuple[int, ...]  # outputs that only backward will see
-    on_host: frozenset[int]  # inputs that an uncaptured run needs on the CPU (see Partition)
+    static: frozenset[int] = frozenset()  # inputs that should keep their address
+    mutated: frozenset[int] = frozenset()  # inputs that should be written
+    saved: tuple[int, ...] = ()  # outputs that only backward will see
+    on_host: frozenset[int] = frozenset()  # inputs that an uncaptured run needs on the CPU (Partition)
     saved_from: int | None = None  # outputs from here on, which only backward will see, too
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification

@@ -67,17 +67,11 @@ def _timed_replay(
         runtime.engine().remove_graph(host.callable, graph)
         host.refuse(entry, recorder.describe_failure(error))
         return None
-    _note_no_room(host, entry, graph)
-    return None
-
-
-def _note_no_room(host: Host, entry: Entry, graph: _engine.CapturedGraph) -> None:
-    """Releases the graph's workspace for the uncaptured run after a replay found no memory. Ends the
-    trial if that was not the first time."""
-    graph.release_workspace()
+    graph.release_workspace()  # for the uncaptured run
     trial = entry.selection.trial
     if trial is not None and trial.note_no_room():
         host.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")
+    return None
 
 
 def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[Any], Sample | None]:

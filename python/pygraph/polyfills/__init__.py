@@ -1,9 +1,6 @@
-"""Library functions that read the GPU's memory in a loop, replaced by equal ones that do not.
-
-Dynamo ends a graph wherever Python needs a number that is on the GPU: ``int(box[2] - box[0])``, a slice
-with such bounds. A function that does so for each of a hundred objects cannot be captured, whatever is
-done to the graphs between: it must be written another way. This package holds such functions of
-libraries, written another way, for Dynamo to trace in their place. Each is
+"""Library functions that read the GPU's memory in a loop, replaced by equal ones that do not
+(docs/explanation/transformations.md, ``library_functions``). Dynamo traces them in place of the
+library's (``torch.compiler.substitute_in_graph``). Each is
 
     equal      to what its library computes, but for the rounding of a sum that the compiler may fuse
                either way; a test compares them
@@ -11,9 +8,6 @@ libraries, written another way, for Dynamo to trace in their place. Each is
                replaced
     ours only  other backends trace the library's function, in the same process too; what runs outside
                of compiled programs is never touched
-
-Dynamo calls such functions polyfills (``torch.compiler.substitute_in_graph``). The name of the
-transformation is ``library_functions``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Mask R-CNN's ``paste_masks_in_image``: all masks at once, without reading a box on the CPU.
 
-torchvision resizes the mask of each object to its box and copies it into an image of zeros, object by
-object. Sizes and bounds are on the GPU: ten reads of its memory, and as many kernels, for each of a
-hundred objects. Here every pixel of every image asks instead which four pixels of its mask it comes
-from. The interpolation is the one of ``F.interpolate(mode="bilinear", align_corners=False)`` in the
-order of PyTorch's decomposition, which Inductor compiles:
+Every pixel of every image asks which four pixels of its mask it comes from. The interpolation is the
+one of ``F.interpolate(mode="bilinear", align_corners=False)`` in the order of PyTorch's decomposition,
+which Inductor compiles:
 
     source   = max(0, size_of_mask / size_of_box * (pixel - start_of_box + 0.5) - 0.5)
     row      = left + (right - left) * fraction(source_x)        for the rows above and below

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,15 +17,14 @@ from pygraph import runtime
 from pygraph.gpu import allocator, current
 from pygraph.record import owned_memory
 from pygraph.record.stream_capture import StreamCapture, check_interrupted
+from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
 
-log = logging.getLogger("pygraph")
-
 OUT_OF_MEMORY = "ran out of memory"  # the end of reasons that are retried later
-_DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
+DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,24 +55,17 @@ class Request:
     written: set[int] = dataclasses.field(default_factory=set)
 
 
-class StandIns(Protocol):
-    """The stand-in pages of a recording: a correct graph does not use them."""
-
-    def poison(self) -> None: ...
-
-    def untouched(self) -> bool: ...
-
-
 @dataclasses.dataclass
 class Recording:
-    """A captured graph, and the pair of recordings, whose stand-ins verification still needs.
+    """A captured graph.
 
+    pair: its recordings, whose stand-in pages a correct graph does not use; None once they are gone.
     returned: positions of the arguments that are results, or of which results are views.
     branched: the same graph with branches, or None.
     """
 
     graph: _engine.CapturedGraph
-    pair: StandIns
+    pair: _engine.RecordingPair | None
     generators: list[torch.Generator]  # that the graph advances
     given_away: frozenset[int] = frozenset()  # arguments that nothing uses after the call
     returned: frozenset[int] = frozenset()
@@ -92,12 +83,9 @@ def record(request: Request) -> Recording:
     """
     check_interrupted()
     args, device = request.args, request.device
-    sources = [_DEFAULT_GENERATOR] if request.draws else []
+    sources = [DEFAULT_GENERATOR] if request.draws else []
     sources += [i for i, arg in enumerate(args) if isinstance(arg, torch.Generator)]
-    generators = [
-        torch.cuda.default_generators[device] if source == _DEFAULT_GENERATOR else args[source]
-        for source in sources
-    ]
+    generators = [generator_of(source, args, device) for source in sources]
 
     def body(undo: Undo) -> Recording:
         current.use_device(device, undo)
@@ -119,6 +107,11 @@ def record(request: Request) -> Recording:
         return Recording(graph, pair, generators, unseen, returned, branched)
 
     return undoing(body)
+
+
+def generator_of(source: int, args: Sequence[Any], device: int) -> torch.Generator:
+    """The generator of a source of random numbers: DEFAULT_GENERATOR, or an argument's position."""
+    return torch.cuda.default_generators[device] if source == DEFAULT_GENERATOR else args[source]
 
 
 def _make(capture: StreamCapture, undo: Undo) -> int:

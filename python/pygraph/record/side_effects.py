@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph import runtime
 from pygraph.gpu.fingerprint import fingerprint, forget
+from pygraph.runtime import log
 from pygraph.undoing import Undo
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _Positions = tuple[int, ...]  # of arguments that share a fingerprint
 
@@ -22,10 +20,8 @@ _Positions = tuple[int, ...]  # of arguments that share a fingerprint
 class Watch:
     """Observes one uncaptured call: which inputs does it write, and does it draw random numbers?
 
-    The compiler's own list of side effects is not complete: it lacks buffers that it may overwrite
-    because nothing needs them any more. So the inputs are fingerprinted before and after the call.
-    Inputs that the call gives away, as a backward does with most of them, are read when the call frees
-    them.
+    The inputs are fingerprinted before and after the call; those that the call gives away, when it
+    frees them (docs/explanation/verification.md).
     """
 
     def __init__(self, args: list[Any], device: int, undo: Undo) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,11 @@ from pygraph.gpu import current
 from pygraph.gpu.load import side_stream
 from pygraph.record import custom_operators, memory_pools, owned_memory
 from pygraph.record.kernel_access import accesses_of
+from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
-
 
 # PyTorch 2.15 finds the generators that a capture uses by itself, and warns where one is named.
 _REGISTERS_GENERATORS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)

@@ -9,7 +9,6 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.graphed import Graphed
-from pygraph.options import TRANSFORMS
 from pygraph.report.explanation import Report, without_graphs
 
 __all__ = ["Report", "explain"]
@@ -47,7 +46,7 @@ def explain(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         if torch.cuda.is_available():
             runtime.notice_once(f"only an estimate, as PyGraph uses no graphs here: {reason}")
 
-        return estimate(program, model, args, kwargs, TRANSFORMS)
+        return estimate(program, model, args, kwargs)
     from pygraph.report.measure import measure
 
     return measure(program, model, args, kwargs)

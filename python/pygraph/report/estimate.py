@@ -13,14 +13,10 @@ from pygraph.report.stats import GraphStats
 
 
 def estimate(
-    program: str,
-    model: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    transforms: Sequence[str],
+    program: str, model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Report:
     """Traces one forward call on a fake GPU."""
-    observation = trace(model, args, kwargs, transforms)
+    observation = trace(model, args, kwargs)
     rows: list[GraphStats] = []
     strip: list[StripPart] = []
     for name, graph in observation.graphs:
@@ -60,12 +56,4 @@ def strip_parts(parts: Sequence[Segment]) -> list[StripPart]:
 
 
 def _expected(name: str, part: Segment) -> GraphStats:
-    return GraphStats(
-        name=name,
-        device=0,
-        state="expected",
-        reason="",
-        nodes=part.gpu_operations,
-        inputs=part.inputs,
-        outputs=part.outputs,
-    )
+    return GraphStats(name, 0, "expected", "", part.gpu_operations, part.inputs, part.outputs)

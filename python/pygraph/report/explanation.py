@@ -26,40 +26,21 @@ class Share:
         return self.in_graphs / self.total if self.total else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class VariantTiming:
-    """The selection's measurements of one variant, uncaptured or replayed. Microseconds per call; bytes
-    kept between calls.
-
-    period_us: time per call when calls follow one another: the larger of the host's and the GPU's time.
-    noise: the spread of repetitions, as a share.
-    """
-
-    variant: str
-    period_us: float
-    host_us: float
-    device_us: float
-    latency_us: float
-    noise: float
-    memory_bytes: int
-    selected: bool
-
-
-def variant_timings(row: GraphStats) -> tuple[VariantTiming, ...]:
-    """The measurements of all variants; empty if the selection measured nothing."""
-    return tuple(
-        VariantTiming(
-            variant=name,
-            period_us=timing.period * 1e6,
-            host_us=timing.host * 1e6,
-            device_us=timing.device * 1e6,
-            latency_us=timing.latency * 1e6,
-            noise=timing.noise,
-            memory_bytes=timing.memory,
-            selected=name == row.selected,
-        )
+def variant_timings(row: GraphStats) -> list[dict[str, Any]]:
+    """What the selection measured of each variant; empty if it measured nothing."""
+    return [
+        {
+            "variant": name,
+            "period_us": timing.period * 1e6,
+            "host_us": timing.host * 1e6,
+            "device_us": timing.device * 1e6,
+            "latency_us": timing.latency * 1e6,
+            "noise": timing.noise,
+            "memory_bytes": timing.memory,
+            "selected": name == row.selected,
+        }
         for name, timing in row.timings.items()
-    )
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +108,7 @@ class Report:
         for share, data in zip(self.shares, result["shares"], strict=True):
             data["fraction"] = share.fraction
         for row, data in zip(self.graphs, result["graphs"], strict=True):
-            data["timings"] = [dataclasses.asdict(timing) for timing in variant_timings(row)]
+            data["timings"] = variant_timings(row)
         return {"schema_version": SCHEMA_VERSION, **result}
 
     def to_json(self) -> str:

@@ -25,9 +25,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from pygraph import observations, polyfills, runtime
+from pygraph import polyfills, runtime
 from pygraph.fx_passes.graph_pass import GraphPass
 from pygraph.observations import Cut, Observation, line_of, observing
+from pygraph.options import TRANSFORMS
 
 # Else Dynamo would run them, which fake tensors cannot.
 _DATA_DEPENDENT_TOO = torch._dynamo.config.patch(
@@ -42,7 +43,7 @@ def trace(
     model: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    transforms: Sequence[str],
+    transforms: Sequence[str] = TRANSFORMS,
 ) -> Observation:
     """Calls ``model`` once on a fake GPU; what the compiler saw.
 
@@ -63,7 +64,6 @@ def trace(
 
     placed_args, placed_kwargs = pytree.tree_map(place, (tuple(args), kwargs))
     fake_model = on_fake_gpu(model, mode) if isinstance(model, nn.Module) else model
-    backend = _TracingBackend(transforms, mode)
     polyfills.register()
     torch._dynamo.reset()
     try:
@@ -77,6 +77,7 @@ def trace(
             mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
         ):
             try:
+                backend = _TracingBackend(transforms, mode, observation)
                 torch.compile(fake_model, backend=backend)(*placed_args, **placed_kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 if not any(_reads_a_number(graph) for _, graph in observation.graphs):
@@ -144,12 +145,15 @@ def on_fake_gpu(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 class _TracingBackend:
     """Transforms every graph and notes it; programs that it compiles return fresh fake tensors."""
 
-    def __init__(self, transforms: Sequence[str], mode: FakeTensorMode) -> None:
+    def __init__(
+        self, transforms: Sequence[str], mode: FakeTensorMode, observation: Observation
+    ) -> None:
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
 
         self._transforms = tuple(transforms)
         self._mode = mode
+        self._observation = observation
         self._traced = aot_autograd(
             fw_compiler=self._compiler("forward"),
             bw_compiler=self._compiler("backward"),
@@ -158,9 +162,7 @@ class _TracingBackend:
         )
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        observation = observations.current()
-        if observation is not None:
-            observation.note_break(getattr(gm, "compile_subgraph_reason", None))
+        self._observation.note_break(getattr(gm, "compile_subgraph_reason", None))
         return self._traced(gm, inputs)
 
     def transforms_for(self) -> tuple[str, ...]:
@@ -171,11 +173,8 @@ class _TracingBackend:
         from functorch.compile import make_boxed_func
 
         def note(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            observation = observations.current()
-            graph_pass = GraphPass(frozenset(self._transforms))
-            applied = graph_pass.transform(gm.graph)
-            if observation is not None:
-                observation.note_graph(name, gm.graph, applied)
+            applied = GraphPass(frozenset(self._transforms)).transform(gm.graph)
+            self._observation.note_graph(name, gm.graph, applied)
             (output,) = gm.graph.find_nodes(op="output")
             return make_boxed_func(lambda *args: _fresh(output.args[0], self._mode))
 

@@ -26,9 +26,8 @@ class _Range:
 
 @dataclasses.dataclass(eq=False)
 class _Launch:
-    """Kernels of one correlation: those of one graph launch. Later launches have larger numbers."""
+    """Kernels of one correlation: those of one graph launch."""
 
-    correlation: int
     external_ids: set[Any] = dataclasses.field(default_factory=set)
     us: float = 0.0
 
@@ -53,7 +52,7 @@ def graph_times(events: Iterable[dict[str, Any]], names: Collection[str]) -> dic
         elif category in ("cuda_runtime", "cuda_driver") and correlation is not None:
             calls[correlation] = event
         elif category == "kernel" and correlation is not None:
-            launch = launches.setdefault(correlation, _Launch(correlation))
+            launch = launches.setdefault(correlation, _Launch())
             launch.us += float(event["dur"])
             launch.external_ids.add(arguments.get("External id"))
     ranges.sort(key=lambda item: item.begin)
@@ -74,6 +73,7 @@ def _owners(
 ) -> dict[_Range, list[_Launch]]:
     owners: dict[_Range, list[_Launch]] = {}
     left: list[_Launch] = []  # that no traced call has made, and no range claims
+    # Later launches have larger numbers.
     for correlation, launch in sorted(launches.items()):
         call = calls.get(correlation)
         owner = _around(ranges, call) if call is not None else _by_id(ranges, launch)

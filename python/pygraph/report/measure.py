@@ -14,12 +14,13 @@ import torch
 from pygraph import runtime
 from pygraph.callables.graphed import Graphed
 from pygraph.callables.host.program_state import ProgramState
+from pygraph.callables.observation import tensors_in
 from pygraph.observations import Cut, Observation, Origin, observing
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import State
 from pygraph.report.classify import segments
 from pygraph.report.estimate import observed_cuts, strip_parts
-from pygraph.report.explanation import KernelRow, Report, Share, Timing
+from pygraph.report.explanation import KernelRow, Report, Share, StripPart, Timing
 from pygraph.report.graph_times import graph_times
 from pygraph.report.profile import Kernel, kernels_of, shares, strip, trace_call
 from pygraph.report.stats import GraphStats, graph_row
@@ -32,10 +33,7 @@ _LISTED = 40  # refusals, and kernels; programs with many shapes have as many
 
 
 def measure(
-    program: str,
-    model: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    program: str, model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Report:
     """Compiles the model again, calls it until its graphs are selected, profiles and times it."""
     model = getattr(model, "_orig_mod", model)
@@ -95,7 +93,7 @@ def _report(program: str, observation: Observation, call: Callable[[], None]) ->
         graphs=tuple(graph_rows(observation, gpu_us)),
         cuts=tuple([*observed_cuts(observation), *refusals(observation)]),
         transformations=tuple(observation.applied),
-        strip=tuple(strip(kernels) if measured else _counted_strip(observation)),
+        strip=tuple(strip(kernels) if measured else counted_strip(observation)),
         strip_unit="us" if measured else "operations",
         timing=timing,
         kernels=kernel_rows(kernels, observation.origins)[:_LISTED],
@@ -175,21 +173,18 @@ def counted_shares(observation: Observation) -> tuple[Share, ...]:
     """The share of kernels in captured graphs. The other operations are those that cannot be in a
     graph."""
     captured = sum(row.nodes for row in graph_rows(observation) if row.state == "captured")
-    outside = sum(part.width for part in _counted_strip(observation) if part.kind == "gap")
+    outside = sum(part.width for part in counted_strip(observation) if part.kind == "gap")
     return (Share("kernels", captured, captured + outside),)
 
 
-def _counted_strip(observation: Observation) -> list[Any]:
+def counted_strip(observation: Observation) -> list[StripPart]:
+    """The graphs and gaps that the compiler saw, by numbers of operations."""
     return [part for _, graph in observation.graphs for part in strip_parts(segments(graph))]
 
 
 def _backward(model: Any, result: Any) -> None:
     """Gradients of all results, without touching the user's ``.grad``."""
-    tensors = [
-        t
-        for t in torch.utils._pytree.tree_leaves(result)
-        if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
+    tensors = [t for t in tensors_in(result) if t.requires_grad]
     parameters = [p for p in getattr(model, "parameters", list)() if p.requires_grad]
     if tensors and parameters:
         total = torch.stack([t.float().sum() for t in tensors]).sum()

@@ -6,11 +6,10 @@ import torch
 
 from pygraph import runtime
 from pygraph.observations import Cut, Observation
-from pygraph.report.classify import segments
-from pygraph.report.estimate import observed_cuts, strip_parts
+from pygraph.report.estimate import observed_cuts
 from pygraph.report.explanation import Report
 from pygraph.report.loop_calls import Calls
-from pygraph.report.measure import counted_shares, graph_rows, refusals
+from pygraph.report.measure import counted_shares, counted_strip, graph_rows, refusals
 from pygraph.report.plain_loops import plain_loops
 
 
@@ -24,7 +23,6 @@ def report_on(program: str, observation: Observation, calls: Calls) -> Report:
     if reason is not None:
         remedy = "pygraph.explain(model, *inputs) estimates without a GPU"
         cuts.append(Cut("refusal", f"nothing was captured: {reason}", "", remedy))
-    parts = [part for _, graph in observation.graphs for part in strip_parts(segments(graph))]
     return Report(
         program=program,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
@@ -33,6 +31,6 @@ def report_on(program: str, observation: Observation, calls: Calls) -> Report:
         graphs=tuple(graph_rows(observation)),
         cuts=tuple(dict.fromkeys(cuts)),
         transformations=tuple(observation.applied),
-        strip=tuple(parts),
+        strip=tuple(counted_strip(observation)),
         loops=tuple(plain_loops(calls)),
     )

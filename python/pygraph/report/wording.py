@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pygraph.observations import PlainLoop
-from pygraph.report.explanation import KernelRow, Report, Share, VariantTiming, variant_timings
+from pygraph.report.explanation import KernelRow, Report, Share
 from pygraph.report.stats import GraphStats
 
 GRAPH_COLUMNS = (
@@ -60,7 +60,7 @@ def graph_cells(row: GraphStats) -> list[str]:
         f"{row.replays_since_audit:,}" if has_graph else "-",
         _some(row.followed),
         "-" if row.gpu_us is None else f"{row.gpu_us:,.0f}",
-        _timings(variant_timings(row)),
+        _timings(row),
     ]
 
 
@@ -101,10 +101,10 @@ def headline(report: Report) -> list[str]:
     return lines
 
 
-def _timings(timings: Sequence[VariantTiming]) -> str:
+def _timings(row: GraphStats) -> str:
     """The selected variant comes first."""
-    ordered = sorted(timings, key=lambda timing: not timing.selected)
-    return ", ".join(f"{timing.variant} {timing.period_us:,.0f}" for timing in ordered) or "-"
+    ordered = sorted(row.timings.items(), key=lambda item: item[0] != row.selected)
+    return ", ".join(f"{name} {timing.period * 1e6:,.0f}" for name, timing in ordered) or "-"
 
 
 def in_bytes(number: int) -> str:

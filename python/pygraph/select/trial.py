@@ -1,20 +1,13 @@
-"""A trial: finds the faster variant on the program's own calls.
+"""A trial: finds the faster variant on the program's own calls (docs/explanation/selection.md).
 
-A verified graph is on trial first: the next calls of its signature run uncaptured and replayed,
-alternately. These are the trial's *variants*. Each such call starts on an idle stream, in one of two
-ways:
+The calls run uncaptured and replayed, alternately: the trial's *variants*. Each call starts on an idle
+stream, in one of two ways:
 
     alone    gives the latency: from the call to the end of its last kernel
     behind   a sleeping kernel keeps the GPU busy until everything is issued; gives the GPU's own time,
              without gaps
 
-In a loop, a call takes the larger of the host's and the GPU's time: its *period*. The variant with the
-smallest period is selected; if periods are equal, the one with the smallest latency; if latencies are
-equal, too, the one that keeps the least memory, so a graph that gains nothing is dropped. Differences
-below 1 % count as equal. A trial ends as soon as a difference is larger than the noise.
-
-All of these calls are the program's own: nothing runs twice, is cloned or reset, and a program that
-makes three calls pays for three.
+In a loop, a call takes the larger of the host's and the GPU's time: its *period*.
 """
 
 from __future__ import annotations
@@ -22,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
@@ -147,12 +141,9 @@ class Trial:
 def choose(timings: Mapping[str, Timing]) -> str:
     """The best variant: by period, then latency, then memory."""
     names = list(timings)
-    for times in (
-        {name: timing.period for name, timing in timings.items()},
-        {name: timing.latency for name, timing in timings.items()},
-    ):
-        best = min(times[name] for name in names)
-        names = [name for name in names if (1 - _EQUAL) * times[name] <= best]
+    for time_of in (attrgetter("period"), attrgetter("latency")):
+        best = min(time_of(timings[name]) for name in names)
+        names = [name for name in names if (1 - _EQUAL) * time_of(timings[name]) <= best]
     return min(names, key=lambda name: timings[name].memory)
 
 
@@ -169,7 +160,7 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     """Runs a call on the current stream and takes a sample. Waits for the stream before and after."""
     stream = torch.cuda.current_stream()
     stream.synchronize()
-    start, end = (_event() for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     keep_busy(sleep)
     start.record(stream)
     called = time.perf_counter()
@@ -182,7 +173,3 @@ def timed(run: Callable[[], Result], sleep: float) -> tuple[Result, Sample]:
     if sleep > 0:
         return result, Sample(host, device=start.elapsed_time(end) / 1e3)
     return result, Sample(host, latency=finished - called)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

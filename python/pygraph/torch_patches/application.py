@@ -1,11 +1,7 @@
 """Applies the patches: those of the process once, those of a compilation to each program, and those on
-demand when a part of PyGraph first needs them.
-
-Patches of a *compilation* change objects that belong to it: its guards, its graph's arguments, its
-OutputGraph. They are gone with these objects; no other compilation sees them, be it around this one,
-within it, or in another thread. Patches of the *process* replace a function by an equal one, which
-gives the same result for every program of every backend, and stay. So do those *on demand*, which have
-no effect outside the contexts of the part of PyGraph that needs them.
+demand when a part of PyGraph first needs them (:class:`.table.Patch`). Those of a compilation change
+objects that belong to it; no other compilation sees them, be it around this one, within it, or in
+another thread.
 
 An error in a patch never reaches the program: it is logged once, and PyTorch's own way is taken.
 """

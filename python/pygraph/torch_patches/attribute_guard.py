@@ -1,9 +1,5 @@
-"""Attributes of objects whose ``__getattribute__`` is Python, guarded without calling it.
-
-``HASATTR`` guards call ``hasattr``. The configurations of transformers override ``__getattribute__`` in
-Python, so each such guard runs interpreted code, and raises and catches an exception if the attribute
-is missing. Dynamo traces that function when the program calls it, and guards what it reads; so this
-guard calls ``object.__getattribute__``.
+"""Attributes of objects whose ``__getattribute__`` is Python, guarded without calling it: by
+``object.__getattribute__`` (docs/explanation/before-each-call.md).
 
 An attribute that is added to the class of such an object later is not noticed.
 """

@@ -1,9 +1,5 @@
-"""Guards attributes of modules' classes once per class.
-
-Dynamo guards such an attribute once for each module of the class, through the module. That keeps the
-module from being skipped: Dynamo skips a module, and all in it, as long as none of its dictionaries has
-changed, but only if nothing in it is looked up in other ways. This patch guards the module's class, and
-the attribute once for the class.
+"""Guards attributes of modules' classes once per class, and not through each module, so that Dynamo can
+skip the modules (docs/explanation/before-each-call.md).
 
 A module whose ``__class__`` or ``__dict__`` is replaced in place is not noticed.
 """

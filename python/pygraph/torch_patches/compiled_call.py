@@ -1,9 +1,7 @@
 """Makes the call of a compiled function or module cheaper, up to Dynamo's guards.
 
-``torch.compile`` returns a Python function that checks for tracing, export and a changed stance of
-Dynamo, and for a module a module around that. The engine (bindings/torch_patches/compiled_call.h) does
-the same without Python in the usual case, and leaves any other call to PyTorch. Only for programs of
-PyGraph, and only if PyTorch's functions are the known ones.
+The engine (bindings/torch_patches/compiled_call.h) does without Python what PyTorch's wrapper does in
+the usual case, and leaves any other call to PyTorch. Only for programs of PyGraph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""Guards methods of modules through their class. A deletion of the method is missed.
-
-A loop over a Sequential or a ModuleList asks for ``__iter__``, and so does a guard. In many models
-that is all that keeps Dynamo from checking the tree of modules at once: it skips a module, and all in
-it, as long as none of its dictionaries has changed, but only if nothing in it is looked up in other
-ways. All modules of a class share its methods, so this patch guards the class.
+"""Guards methods of modules, such as ``__iter__`` of a ModuleList, through their class, so that Dynamo
+can skip the modules (docs/explanation/before-each-call.md).
 
 Two changes are not noticed: a method deleted from a class, and a module whose ``__class__`` or
 ``__dict__`` is replaced in place.
@@ -52,11 +48,8 @@ def _is_method(value: Any, name: str) -> bool:
 
 
 def _keep_apart(builder: guards.GuardBuilder, source: Source) -> None:
-    """Lets the model itself be checked at each call, and what it consists of be skipped.
-
-    Once a dictionary in a tree has changed, Dynamo checks all of that tree at each call from then on,
-    and it is the model itself that programs set attributes of. A look-up that always succeeds does it.
-    """
+    """Lets the model itself, whose attributes programs set, be checked at each call, and what it
+    consists of be skipped. A look-up that always succeeds does it."""
     while isinstance(source, ChainedSource):
         source = source.base
     model = builder.get(source)

@@ -1,10 +1,8 @@
 """Loads a model's parameters and buffers all at once, for programs that PyGraph compiles.
 
-Dynamo's code around a graph looks up each parameter separately, through the dictionaries of all modules
-on its path: 10 000 bytecodes before each call of a MobileBERT, most of the host's work. With this
-patch, one call of the engine looks up all consecutive arguments that belong to one model
-(bindings/torch_patches/parameter_loader.h). If no dictionary on the paths has changed, the engine
-returns the same tensors. Guards are not changed: each knows its parameter by its own source.
+One call of the engine looks up all consecutive arguments of a graph that belong to one model
+(bindings/torch_patches/parameter_loader.h). Guards are not changed: each knows its parameter by its own
+source.
 """
 
 from __future__ import annotations

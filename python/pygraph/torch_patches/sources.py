@@ -8,8 +8,7 @@ import importlib
 import inspect
 from typing import Any, Literal
 
-import torch
-
+from pygraph.engine import release as release
 from pygraph.source_digest import digest_of
 from pygraph.torch_patches.digests import DIGESTS, GONE
 from pygraph.torch_patches.table import PATCHES, Patch
@@ -24,11 +23,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.name} {'has changed' if self.kind == 'changed' else 'is gone'}"
-
-
-def release() -> str:
-    """The installed release of PyTorch, in the table's form: "2.11"."""
-    return ".".join(torch.__version__.split(".")[:2])
 
 
 def resolve(name: str) -> Any:

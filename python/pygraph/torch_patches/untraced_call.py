@@ -1,8 +1,5 @@
-"""Calls a graph that is one partition without Dynamo's wrapper.
-
-Dynamo calls a backend's function through a wrapper that turns Dynamo off meanwhile. A graph that is one
-partition does not need it: a replay runs no Python, and the function of an uncaptured run turns Dynamo
-off itself.
+"""Calls a graph that is one partition without Dynamo's wrapper, which turns Dynamo off meanwhile: a
+replay runs no Python, and the function of an uncaptured run turns Dynamo off itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""When a graph is audited, and the results of its audits. (See partition/audit.py.)
-
-By default at its calls 100, 1000, 10 000, 20 000 and so on. The first two are made at any cost, like
-the verification before them. A further one waits until all of the graph's audits, itself included, take
-no more than a thousandth of the time of the graph's calls. An interval given by the user is kept at any
-cost.
-"""
+"""When a graph is audited (docs/explanation/audits.md), and the results of its audits."""
 
 from __future__ import annotations
 

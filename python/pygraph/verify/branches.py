@@ -1,9 +1,5 @@
-"""Chain or branches: the faster layout of a new graph, by timing.
-
-Kernels that run at the same time fill a GPU that one of them leaves half empty. If each kernel fills it
-alone, branches gain nothing, and each wait across branches costs time. So both layouts of a new graph
-are replayed alternately, on copies of a call's inputs (see rehearsal.py), and branches are used if they
-are faster.
+"""Chain or branches: the faster layout of a new graph, by timing. Both are replayed alternately, on
+copies of a call's inputs (rehearsal.py). docs/explanation/concepts.md explains branches.
 """
 
 from __future__ import annotations

@@ -32,6 +32,21 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(distinct(as_integers(a)), distinct(as_integers(b)))
 
 
+def summary(results: Sequence[torch.Tensor], in_bits: bool) -> Sequence[Any]:
+    """What is kept of results for ``differing``: themselves, or fingerprints, which take no memory."""
+    return results if in_bits else fingerprints(results)
+
+
+def differing(seen: Sequence[Any], results: Sequence[torch.Tensor], in_bits: bool) -> list[int]:
+    """Positions of results that differ from those of which ``seen`` was kept. (Attention's random state
+    is on the CPU in an uncaptured run.)"""
+    found = summary(results, in_bits)
+    pairs = enumerate(zip(seen, found, strict=True))
+    if in_bits:
+        return [i for i, (a, b) in pairs if not same_bits(a, b.to(a.device))]
+    return [i for i, (a, b) in pairs if a != b]
+
+
 def fingerprints(results: Iterable[Any]) -> list[int]:
     """One fingerprint for each tensor among ``results``, on any device. Waits for the device."""
     queued = [fingerprint(t) for t in results if isinstance(t, torch.Tensor)]
@@ -125,12 +140,10 @@ class Comparison:
                 self._garbage[i] = self._keep(self._garbage[i].to(device) & agrees)
 
     def _note_unsettled(self, i: int, result: torch.Tensor) -> None:
-        mask, first, unwritten = (
-            None if kept is None else kept.to(self._devices[i])
-            for kept in (self._unsettled[i], self._first[i], self._unwritten[i])
-        )
-        assert first is not None and unwritten is not None
-        self._unsettled[i] = self._keep(with_outliers(mask, result, first, unwritten))
+        device, mask = self._devices[i], self._unsettled[i]
+        kept = (self._first[i].to(device), self._unwritten[i].to(device))
+        known = None if mask is None else mask.to(device)
+        self._unsettled[i] = self._keep(with_outliers(known, result, *kept))
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if self._waits_in_host_memory else tensor
@@ -140,26 +153,13 @@ class Comparison:
         return (tensor.to(device) for tensor, device in zip(kept, self._devices, strict=True))
 
     def mismatches(self) -> list[Mismatch]:
-        """The results that may be wrong, judged by the executions added so far.
-
-        Outliers are accepted up to the number that uncaptured runs have: where a last bit differs,
-        comparisons near zero flip, and so do masks and whole rows that depend on them.
-
-        Errors of the size of a rounding are accepted if any result differs between equal runs or equal
-        replays: among many sums by atomic additions, some differ only now and then, and not in the few
-        runs that were made.
-
-        Elements that differ between uncaptured runs are excluded: a replay cannot be judged by them,
-        even where it happens to be close.
-
-        NaN is never accepted where all runs agree on a number, nor in most of a result for which runs
-        have numbers: it is poison, read through a missed address.
-        """
+        """The results that may be wrong, judged by the executions added so far. The rules, and why they
+        are these, are in docs/explanation/verification.md."""
         found = []
         for i, (replay, runs) in enumerate(zip(self._of_replay, self._of_runs, strict=True)):
             rounding = _ROUNDING.get(self._first[i].dtype, _ROUNDING_OF_OTHERS)
             allowed = rounding if self._is_left_to_chance else 0.0
-            is_plausible = (
+            is_plausible = (  # NaN that is not plausible is poison, read through a missed address
                 replay.outliers <= _SPREAD_FACTOR * runs.outliers
                 and replay.error <= max(_SPREAD_FACTOR * runs.error, allowed)
                 and not self._garbage[i].any()

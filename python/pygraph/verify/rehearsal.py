@@ -1,15 +1,12 @@
 """A rehearsal of one call: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
-Inputs that a run overwrites must be copied: in a backward, most saved tensors, whose memory a replay
-gives to its results. In order not to need that memory twice on the device, the originals wait in host
-memory until the call is made, and each run's copies come from there.
-
-verify.py decides what to compare.
+Inputs that a run overwrites are copied. In order not to need their memory twice on the device, the
+originals wait in host memory until the call is made, and each run's copies come from there. verify.py
+decides what to compare.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,23 +18,18 @@ from pygraph.gpu import allocator, host_memory
 from pygraph.gpu.clones import clone_shared_storages, sharing_storages
 from pygraph.gpu.fingerprint import forget
 from pygraph.record.recorder import Recording
+from pygraph.runtime import log
 from pygraph.select.trial import timed
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
     from pygraph import _engine
 
-log = logging.getLogger("pygraph")
-
 POISON_ONES, POISON_ZEROS = 0xFF, 0x00  # bytes that fresh outputs are filled with
 
 
 class VerificationError(RuntimeError):
     """A graph must not be used; the message is the reason."""
-
-
-class WrongReplay(VerificationError):
-    """The graph computes something else than the function does."""
 
 
 class Rehearsal:
@@ -156,10 +148,11 @@ class Rehearsal:
         VerificationError."""
 
         def run() -> list[torch.Tensor]:
-            args = self._clones()
+            args, pair = self._clones(), self.recording.pair
             self._set_offsets()
             try:
-                self.recording.pair.poison()
+                if pair is not None:
+                    pair.poison()
                 load()
                 outputs = list(graph.replay(args, gives_away, poison))
             except runtime.engine().DriverError as error:
@@ -167,8 +160,8 @@ class Rehearsal:
             torch.cuda.current_stream().synchronize()
             if not gives_away:
                 graph.release_workspace()  # it has room for what was not given away
-            if not self.recording.pair.untouched():
-                raise WrongReplay(
+            if pair is not None and not pair.untouched():
+                raise VerificationError(
                     "verification failed: the graph writes to memory it was recorded with"
                 )
             results = self._results(outputs, args)

@@ -2,26 +2,22 @@
 
 The graph is replayed on the call's inputs, with clones of those that it overwrites. Then the generators
 are set back, and the function runs uncaptured on the inputs themselves; that is the call. Outputs and
-written inputs must have the same bits. All memory that a missed address could reach is poisoned before:
-stand-in pages, fresh outputs, the workspace. A write to a stand-in page fails the verification, too. A
-graph that uses the memory of inputs is verified, and used, with that memory only.
+written inputs must have the same bits. A graph that uses the memory of inputs is verified, and used,
+with that memory only.
 
 A graph with branches has a second layout, which is checked in the same way. It replaces the chain if
 its results are the same, each time, and it is faster (branches.py).
 
-That is the quick check. It compares large results by fingerprint, 8 bytes per result, so that two sets
-of results never exist at the same time. Results that differ are *suspects*: they may come from kernels
-that are not deterministic (atomic additions). The next call of the signature is a thorough check of the
-suspects of the same graph: several replays and uncaptured runs on clones show whether uncaptured runs
-differ from each other as much (compare.py). docs/explanation/verification.md has the rules.
+That is the quick check. Results that differ are *suspects*: they may come from kernels that are not
+deterministic. The next call of the signature is a thorough check of the suspects of the same graph, by
+several replays and uncaptured runs on clones (compare.py). docs/explanation/verification.md has the
+rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
-from operator import eq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,21 +27,14 @@ from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
+from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, fingerprints, same_bits
-from pygraph.verify.rehearsal import (
-    POISON_ONES,
-    POISON_ZEROS,
-    Rehearsal,
-    VerificationError,
-    WrongReplay,
-)
+from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing, fingerprints
+from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
     from pygraph import _engine
-
-log = logging.getLogger("pygraph")
 
 _BRANCHED_RUNS = 3  # replays of the branches: a race may not show at once
 # Replays of the chain beside a background load, if results differ: nondeterministic results differ
@@ -59,7 +48,6 @@ class Verification:
     """The result of a verification.
 
     outputs: the call's results. failure: why the graph must not be used, or empty.
-    is_wrong: whether the graph computes something else, or writes to a stand-in page.
     is_transient: whether it failed because the graph could not be replayed on this call's stream yet.
     suspects: positions of results that differ, so that only a thorough check can decide.
     executable_bytes: device memory of the executable graph, as far as it could be measured.
@@ -67,7 +55,6 @@ class Verification:
 
     outputs: Sequence[Any]
     failure: str = ""
-    is_wrong: bool = False
     is_transient: bool = False
     suspects: Sequence[int] = ()
     executable_bytes: int = 0
@@ -118,10 +105,7 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
     if failed is not None:
         return dataclasses.replace(failed, outputs=outputs)
     try:
-        expected: Sequence[Any] = results if in_bits else fingerprints(results)
-        is_same = same_bits if in_bits else eq
-        pairs = enumerate(zip(seen, expected, strict=True))
-        return Verification(outputs, suspects=[i for i, (a, b) in pairs if not is_same(a, b)])
+        return Verification(outputs, suspects=differing(seen, results, in_bits))
     except Exception as error:
         return dataclasses.replace(_failed(error), outputs=outputs)
 
@@ -166,18 +150,18 @@ def _check_branches(
     Nondeterministic results are no evidence here; they are suspects anyway.
     """
 
-    def differing(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
+    def changes(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
         """Positions of results whose fingerprints differ in one more replay."""
         found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
         return {i for i, value in enumerate(expected) if found[i] != value}
 
-    by_chance = differing(chain)
+    by_chance = changes(chain)
     changed = set[int]()
     for _ in range(_BRANCHED_RUNS):
-        changed |= differing(branched)
+        changed |= changes(branched)
     if not changed <= by_chance:
         for _ in range(_DISTURBED_RUNS):
-            by_chance |= differing(chain, load=lambda: disturb(_DISTURBED_SECONDS))
+            by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
     if not changed <= by_chance or len(by_chance) == len(expected):
         changed -= by_chance
         raise VerificationError(
@@ -208,7 +192,7 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
         f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
         f"uncaptured run by {worst.runs}"
     )
-    return Verification(outputs, failure, is_wrong=True)
+    return Verification(outputs, failure)
 
 
 def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
@@ -240,12 +224,8 @@ def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]
 
 def _failed(error: Exception) -> Verification:
     """Without the call's results. Does not keep the error, whose frames hold memory."""
-    return Verification(
-        (),
-        _describe(error),
-        is_wrong=isinstance(error, WrongReplay),
-        is_transient=isinstance(error, runtime.engine().StreamNotReady),
-    )
+    is_transient = isinstance(error, runtime.engine().StreamNotReady)
+    return Verification((), _describe(error), is_transient)
 
 
 def _describe(error: Exception) -> str:

@@ -13,15 +13,14 @@ from pygraph.undoing import Undo
 class _Counting:
     """A stream that notes writes of one thread, and passes all on."""
 
-    def __init__(self, stream: Any, seen: set[str], what: str) -> None:
+    def __init__(self, stream: Any, seen: set[str]) -> None:
         self._stream = stream
         self._seen = seen
-        self._what = what
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> Any:
         if threading.get_ident() == self._thread:
-            self._seen.add(self._what)
+            self._seen.add("what is printed")
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -48,7 +47,7 @@ def watch_output(undo: Undo) -> set[str]:
         if logging.getLogRecordFactory() is noting:
             logging.setLogRecordFactory(make_record)
 
-    own = {n: _Counting(s, seen, "what is printed") for n, s in streams.items() if s is not None}
+    own = {n: _Counting(s, seen) for n, s in streams.items() if s is not None}
     undo.append(put_back)
     for name, stream in own.items():
         setattr(sys, name, stream)

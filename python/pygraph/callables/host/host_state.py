@@ -2,9 +2,7 @@
 
 A replay does not run the callable's Python. So a graph serves a call only if everything that Python
 would have read is what it was when the graph was recorded; and only a callable that leaves all of it as
-it was can have a graph, because a replay changes nothing of it either. *Leaves as it was* means: after
-the first calls, in which state is made, no slot changes in a call (a new container with equal contents
-is no change).
+it was can have a graph (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ result (``Reachable`` in walk.py) has
     probes        functions that tell where an iterator, a counter or an array stands (probes.py)
     the others    what the engine compares at each call (host_state.py)
 
-Two walks have the same result if and only if the callable could tell no difference. Some things cannot
-be seen: sockets, contents of files, clocks, what extensions keep, arrays of more than 64 KiB, random
-numbers that a library draws from a state that it puts back, and what only libraries' code reads.
+Two walks have the same result if and only if the callable could tell no difference, but for what cannot
+be seen (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

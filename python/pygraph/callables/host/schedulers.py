@@ -1,11 +1,8 @@
 """Learning-rate schedulers that a callable can reach, and whether a call uses one.
 
-A trainer often keeps its scheduler beside its model: in an attribute of the object whose method is the
-training step. The loop steps the scheduler between calls, so its numbers are others in each call. If
-they were watched like other numbers, such a step could have no graph. They are not watched. Instead,
-observed calls show whether the callable reads or writes an attribute of a scheduler. One that does gets
-no graph. One that does not will not do so either in a later call that finds everything else as it was.
-Their classes are compared as those of other objects are.
+The loop steps them between calls, so their attributes are not watched as others are. Instead, observed
+calls show whether the callable reads or writes an attribute of one. One that does gets no graph
+(docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

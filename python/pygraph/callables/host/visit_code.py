@@ -174,22 +174,13 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
         getattr(class_, "__doc__", None)  # gives it a version
         walk.found.classes.append(class_)
         items = list(vars(class_).items())
-        kept = [(k, v) for k, v in items if k not in _OF_PYTHON and not is_hook(v)]
-        names, values = [name for name, _ in kept], [value for _, value in kept]
+        kept = {k: v for k, v in items if k not in _OF_PYTHON and not is_hook(v)}
         if _is_of_program(class_):
-            walk.add_slot(f"{class_.__name__}#attributes", tuple(names))
-            walk.pending.extend(
-                (value, f"{class_.__name__}.{name}") for name, value in zip(names, values, strict=True)
-            )
+            walk.add_slot(f"{class_.__name__}#attributes", tuple(kept))
         else:
-            walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, values))))
-            # Methods that the program has replaced.
-            walk.pending.extend(
-                (value, f"{class_.__name__}.{name}")
-                for name, value in zip(names, values, strict=True)
-                if isinstance(value, types.FunctionType)
-                and not is_library_file(value.__code__.co_filename)
-            )
+            walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, kept.values()))))
+            kept = {k: v for k, v in kept.items() if _is_function_of_program(v)}  # it has replaced them
+        walk.pending.extend((value, f"{class_.__name__}.{name}") for name, value in kept.items())
 
 
 def content_of(cell: Any) -> tuple[Any, ...]:
@@ -198,6 +189,11 @@ def content_of(cell: Any) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
+
+
+def _is_function_of_program(value: Any) -> bool:
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and not is_library_file(value.__code__.co_filename)
 
 
 def _is_of_program(class_: type) -> bool:
