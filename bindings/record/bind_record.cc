@@ -59,6 +59,7 @@ void bind_record(py::module_& m) {
       .def("begin", [](RecordingPair& pair, int index,
                        uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
       .def("end", &RecordingPair::end)
+      .def("put_back_workspaces", &RecordingPair::put_back_workspaces)
       .def("finish",
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
               const std::vector<int>& random_arguments,

@@ -79,6 +79,7 @@ PyObject* RecordingPair::stand_ins(int index) {
 
 void RecordingPair::begin(int index, CUstream stream) {
   current_ = index;
+  workspaces_before_.emplace(stream);
   workspaces_.emplace(stream, halves_[index].space->range());
   scrub_stack();
   scope_.emplace(driver_, stream, *halves_[index].space);
@@ -97,6 +98,10 @@ void RecordingPair::end() {
   operator_log_.reset();
   scope_.reset();
   workspaces_.reset();
+}
+
+void RecordingPair::put_back_workspaces() {
+  workspaces_before_.reset();
 }
 
 void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,

@@ -35,6 +35,8 @@ class RecordingPair {
   // workspaces from before. Around begin and end of the capture on `stream`.
   void begin(int index, CUstream stream);
   void end();
+  // Gives cuBLAS its workspaces from before again. To be called once PyTorch's graph is reset.
+  void put_back_workspaces();
 
   // Reads the captured graph. `returned` is what the function returned; it may be freed afterwards.
   // The last `random.size()` nodes are sentinels, one per source (see philox.h). `kernels`: what is
@@ -92,6 +94,7 @@ class RecordingPair {
   std::array<Half, 2> halves_;
   std::vector<RandomSource> random_;
   std::optional<AllocationScope> scope_;
+  std::optional<BlasWorkspacesAside> workspaces_before_;
   std::optional<RecordedBlasWorkspaces> workspaces_;
   std::optional<OperatorLog> operator_log_;
   const FftPlans fft_plans_;  // before the first recording

@@ -12,26 +12,26 @@
 namespace pygraph::bindings {
 namespace {
 
-// Functions of at::cuda, for cuBLAS and cuBLASLt. The extension loads without libtorch_cuda.so.
+// A function of at::cuda; null if this PyTorch does not export it. The extension loads without
+// libtorch_cuda.so.
 template <typename Result>
-std::array<Result (*)(), 2> find_functions(const std::array<const char*, 2>& names) {
+auto find_function(const char* name) -> Result (*)() {
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
-  std::array<Result (*)(), 2> found{};
-  for (size_t i = 0; i < names.size(); ++i) {
-    found[i] = reinterpret_cast<Result (*)()>(dlsym(library, names[i]));
-    if (found[i] == nullptr) {
-      throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
-    }
-  }
-  return found;
+  return reinterpret_cast<Result (*)()>(dlsym(library, name));
 }
 
 std::array<BlasWorkspaces*, 2> find_workspaces() {
-  const auto functions =
-      find_functions<BlasWorkspaces&>({"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
-                                       "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"});
-  return {&functions[0](), &functions[1]()};
+  std::array<BlasWorkspaces*, 2> found{};
+  for (size_t i = 0; const char* name : {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+                                         "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"}) {
+    const auto function = find_function<BlasWorkspaces&>(name);
+    if (function == nullptr) {
+      throw std::runtime_error("this PyTorch does not tell its workspaces for cuBLAS");
+    }
+    found[i++] = &function();
+  }
+  return found;
 }
 
 const std::array<BlasWorkspaces*, 2>& workspaces() {
@@ -47,6 +47,22 @@ uint64_t address_of(const at::DataPtr& memory) {
   return address_of(memory.first);
 }
 
+// Before 2.13 the maps have no sizes. PyTorch may share a workspace between both libraries, so it
+// has the larger of their sizes. Release 2.12 exports that of cuBLASLt alone: less is told then.
+[[maybe_unused]] uint64_t size_of(const at::DataPtr& /*memory*/) {
+  uint64_t largest = 0;
+  for (const char* name :
+       {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"}) {
+    const auto function = find_function<size_t>(name);
+    if (function != nullptr) largest = std::max<uint64_t>(largest, function());
+  }
+  return largest;
+}
+
+[[maybe_unused]] uint64_t size_of(const std::pair<at::DataPtr, size_t>& memory) {
+  return memory.second;
+}
+
 // Of this thread, which no other uses while it runs, as far as recordings have shown them. A handle
 // is the thread's that made it, and so that which allocates the handle's workspaces.
 std::set<void*>& own_handles() {
@@ -56,10 +72,11 @@ std::set<void*>& own_handles() {
 
 }  // namespace
 
+BlasWorkspacesAside::BlasWorkspacesAside(CUstream stream)
+    : aside_{{{*workspaces()[0], stream}, {*workspaces()[1], stream}}} {}
+
 RecordedBlasWorkspaces::RecordedBlasWorkspaces(CUstream stream, Range stand_ins)
-    : stream_(stream),
-      stand_ins_(stand_ins),
-      set_aside_{{{*workspaces()[0], stream}, {*workspaces()[1], stream}}} {}
+    : stream_(stream), stand_ins_(stand_ins) {}
 
 RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
   for (BlasWorkspaces* all : workspaces()) {
@@ -109,15 +126,11 @@ bool RecordedBlasWorkspaces::uses_other_memory() const {
 }
 
 std::vector<Range> side_blas_workspaces() {
-  const auto sizes = find_functions<size_t>(
-      {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"});
-  // Of either library, as PyTorch may share a workspace between them.
-  const uint64_t size = std::max(sizes[0](), sizes[1]());
   std::vector<Range> found;
   for (BlasWorkspaces* all : workspaces()) {
     const std::shared_lock lock(all->mutex);
     for (const auto& [key, memory] : all->map) {
-      if (std::get<1>(key) != nullptr) found.push_back({address_of(memory), size});
+      if (std::get<1>(key) != nullptr) found.push_back({address_of(memory), size_of(memory)});
     }
   }
   return found;

@@ -5,7 +5,9 @@
 // A recording is made on a stream that nothing else uses. Its kernels use a stand-in of the
 // recording, which must be removed from PyTorch's maps afterwards. A workspace that is there for
 // that stream all the same is set aside meanwhile: it may be of a destroyed stream that had the
-// same handle. It is not freed, because a graph that the program has captured may use it.
+// same handle. It is not freed, because a graph that the program has captured may use it. From
+// release 2.12 on, PyTorch frees the workspaces of a captured graph's stream when the graph is
+// reset, so they are set aside until then.
 //
 // Entries of other threads for other streams are never touched: one may be about to launch a kernel
 // with the workspace that it has found there, and if that memory were freed and the allocator's
@@ -42,6 +44,16 @@ struct BlasWorkspaces {
   std::shared_mutex mutex;
 };
 
+// Takes a stream's workspaces out of PyTorch's maps, until it is destroyed. Throws
+// std::runtime_error where this PyTorch keeps its workspaces elsewhere.
+class BlasWorkspacesAside {
+ public:
+  explicit BlasWorkspacesAside(CUstream stream);
+
+ private:
+  std::array<SetAside<BlasWorkspaces>, 2> aside_;
+};
+
 // Exists during a recording of this thread.
 class RecordedBlasWorkspaces {
  public:
@@ -63,7 +75,6 @@ class RecordedBlasWorkspaces {
  private:
   CUstream stream_;
   Range stand_ins_;
-  std::array<SetAside<BlasWorkspaces>, 2> set_aside_;
 };
 
 // The workspaces of all threads for streams other than the default one. A recording whose function

@@ -82,7 +82,7 @@ LONGEST_CAPTURE = 10.0
 
 
 # Releases of PyTorch with which the GPU suite has passed. The others have passed what needs no GPU.
-_SEEN_ON_A_GPU = ("2.11",)
+_SEEN_ON_A_GPU = ("2.11", "2.15")
 
 
 @functools.cache

@@ -25,6 +25,7 @@ class World:
         self._fails_at = fails_at
         self._error = error
         self.is_begun = self.is_routed = self.is_capturing = False
+        self.are_workspaces_aside = False
         self.uses = 0  # of the recording's pool
         self.released = 0  # times that the pool was, by its owner
         self.held: list[tuple[int, int]] = []
@@ -77,11 +78,14 @@ class Pair:
         return []
 
     def begin(self, index: int, stream: int) -> None:
-        self._world.is_begun = True
+        self._world.is_begun = self._world.are_workspaces_aside = True
         self._world.step("begin")
 
     def end(self) -> None:
         self._world.is_begun = False
+
+    def put_back_workspaces(self) -> None:
+        self._world.are_workspaces_aside = False
 
     def is_recorded(self, tensor: Any) -> bool:
         return True
@@ -127,6 +131,8 @@ class Graph:
 
     def reset(self) -> None:
         if self._has_ended:
+            # From PyTorch 2.12 on, this frees the workspaces of the stream.
+            assert self._world.are_workspaces_aside
             self._world.uses -= 1
             self._has_ended = False
 
@@ -198,7 +204,7 @@ def test_wherever_a_recording_fails_everything_is_as_before(
     with pytest.raises(type(error)) as raised:
         _capture(function, world, [0], [generator])
     assert raised.value is error  # it tells whether a later call may be recorded
-    assert not (world.is_begun or world.is_routed or world.is_capturing)
+    assert not (world.is_begun or world.is_routed or world.is_capturing or world.are_workspaces_aside)
     check_abandoned()
     check_interrupted()
     assert (world.uses, world.released) == (0, 1)
@@ -225,6 +231,7 @@ def test_no_recording_begins_while_the_program_captures(monkeypatch: pytest.Monk
     world.others_capture = False  # a pool alone does not matter
     capture()
     assert (recorded, world.offset) == ([0], 12)
+    assert not world.are_workspaces_aside
     world.others_capture = True
     monkeypatch.setattr(stream_capture, "_REGISTERS_GENERATORS", False)  # from PyTorch 2.15 on
     capture()

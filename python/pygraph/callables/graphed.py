@@ -27,6 +27,7 @@ from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
+from pygraph.gpu import profiler
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
@@ -63,6 +64,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
+        profiler.stays_loaded()
         observations.note_partition(self)
 
     def _start(self) -> None:

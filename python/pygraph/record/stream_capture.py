@@ -98,6 +98,7 @@ class StreamCapture:
 
         def body(undo: Undo) -> int:
             graph = torch.cuda.CUDAGraph(keep_graph=True)
+            undo.append(self.pair.put_back_workspaces)  # after the reset, which frees the stream's
             undo.append(graph.reset)
             # The sentinels are kept until the graph has been read.
             returned, sentinels = undoing(functools.partial(self._capture, stand_ins, graph, pool))
