@@ -2,6 +2,9 @@
 
 A digest is one of what the function does: it leaves out comments, docstrings, annotations and layout.
 It does not depend on Python's version either, as far as the syntax tree does not.
+
+``inspect.getsource`` looks behind decorators. So a function that another package has wrapped, to trace
+its calls for example, has no digest: nothing may take its place.
 """
 
 from __future__ import annotations
@@ -9,19 +12,41 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
 
 def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
-    """The digest of the functions' syntax trees: 16 hexadecimal digits; empty if one has no source."""
+    """The digest of the functions' syntax trees: 16 hexadecimal digits. Empty if one has no source, or
+    has been wrapped by another package than its own."""
     try:
+        if any(_is_wrapped_by_others(function) for function in functions):
+            return ""
         sources = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         text = "".join(_written(_Plain().visit(ast.parse(source))) for source in sources)
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, ValueError, SyntaxError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_wrapped_by_others(function: Any) -> bool:
+    own = _package(inspect.unwrap(function))
+    while hasattr(function, "__wrapped__"):
+        package = _package(function)
+        if package not in (own, "pygraph", "typing_extensions", *sys.stdlib_module_names):
+            return True
+        function = function.__wrapped__
+    return False
+
+
+def _package(function: Any) -> str:
+    """Where a function's code is from; ``__module__`` is that of what it wraps."""
+    if isinstance(function, types.FunctionType):
+        return str(function.__globals__.get("__name__", "")).partition(".")[0]
+    return type(function).__module__.partition(".")[0]
 
 
 class _Plain(ast.NodeTransformer):

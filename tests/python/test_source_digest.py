@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -57,3 +59,32 @@ def test_what_it_does_matters(other: str, tmp_path: Path) -> None:
 
 def test_what_has_no_source_has_no_digest() -> None:
     assert digest_of((len,)) == ""
+
+
+def test_a_function_that_others_have_wrapped_has_no_digest(tmp_path: Path) -> None:
+    function = _function(tmp_path, "known", _CODE)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    assert digest_of((function,)) != ""
+    assert digest_of((traced,)) == digest_of((function, traced)) == ""
+    traced.__wrapped__ = traced
+    assert digest_of((traced,)) == ""
+
+
+def test_wrappers_of_pythons_library_and_of_the_functions_own_package_do_not_matter(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "import functools\n"
+        "def decorate(f):\n"
+        "    @functools.wraps(f)\n"
+        "    def wrapper(*args): return f(*args)\n"
+        "    return wrapper\n"
+    )
+    own = _function(tmp_path, "own", text + "@decorate\n" + _CODE)
+    assert len(digest_of((own,))) == 16
+    assert len(digest_of((functools.lru_cache(_function(tmp_path, "cached", _CODE)),))) == 16
+    assert len(digest_of((contextlib.contextmanager(_function(tmp_path, "context", _CODE)),))) == 16
