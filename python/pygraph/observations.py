@@ -151,8 +151,9 @@ def current() -> Observation | None:
 def note_partition(partition: AnyPartition) -> None:
     """Lists a new partition, or graphed callable, in the process and in the report that is made."""
     runtime.partitions.add(partition)
-    if _current is not None:
-        _current.partitions.append(partition)
+    observation = _current  # another thread may end it meanwhile
+    if observation is not None:
+        observation.partitions.append(partition)
 
 
 @contextlib.contextmanager

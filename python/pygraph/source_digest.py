@@ -10,12 +10,14 @@ its calls for example, has no digest: nothing may take its place.
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import hashlib
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -38,15 +40,30 @@ def _is_wrapped_by_others(function: Any) -> bool:
         package = _package(function)
         if package not in (own, "pygraph", "typing_extensions", *sys.stdlib_module_names):
             return True
+        if any(isinstance(held, contextlib.ContextDecorator) for held in _held(function)):
+            return True  # a context of others, around each call
         function = function.__wrapped__
     return False
 
 
 def _package(function: Any) -> str:
-    """Where a function's code is from; ``__module__`` is that of what it wraps."""
-    if isinstance(function, types.FunctionType):
-        return str(function.__globals__.get("__name__", "")).partition(".")[0]
-    return type(function).__module__.partition(".")[0]
+    """Where a function's code is from; empty for an object that only looks like a function. Its
+    ``__module__`` is that of what it wraps, and so may be its ``__class__`` (of wrapt, for example)."""
+    kind = type(function)
+    if kind is types.MethodType:
+        return _package(function.__func__)
+    if kind is functools._lru_cache_wrapper:
+        return "functools"
+    if kind is not types.FunctionType:
+        return ""
+    return str(function.__globals__.get("__name__", "")).partition(".")[0]
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """What the function has from the function around its definition."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
 
 
 class _Plain(ast.NodeTransformer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,30 @@ def test_wrappers_of_pythons_library_and_of_the_functions_own_package_do_not_mat
     assert len(digest_of((own,))) == 16
     assert len(digest_of((functools.lru_cache(_function(tmp_path, "cached", _CODE)),))) == 16
     assert len(digest_of((contextlib.contextmanager(_function(tmp_path, "context", _CODE)),))) == 16
+
+
+@pytest.mark.parametrize("module", ["wrapt.wrappers", "builtins"])
+def test_an_object_that_poses_as_the_function_that_it_wraps_has_no_digest(
+    module: str, tmp_path: Path
+) -> None:
+    function = _function(tmp_path, "known", _CODE)
+
+    class Proxy:
+        __module__ = module  # "builtins" for types of some extensions
+        __wrapped__ = staticmethod(function)
+        __class__ = property(lambda self: type(function))  # type: ignore[assignment]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(function, name)
+
+    proxy: Any = Proxy()
+    assert inspect.isfunction(proxy) and inspect.getsource(proxy) == _CODE
+    assert digest_of((proxy,)) == ""
+
+
+def test_a_function_in_a_context_of_others_has_no_digest(tmp_path: Path) -> None:
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        yield
+
+    assert digest_of((context()(_function(tmp_path, "known", _CODE)),)) == ""
