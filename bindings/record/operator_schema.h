@@ -15,9 +15,9 @@ namespace pygraph::bindings {
 bool is_own(std::string_view name);
 
 // False for what autograd reports beside operators: that it runs a node of the backward, whose
-// operators follow and are reported as well; and, inside a detach, a detach once more. (That is
-// no namespace's, and an operator that saves a tensor, which hooks detach, would look as if
-// something ran in it that is not PyTorch's own.)
+// operators follow and are reported as well; and, inside a detach, a detach once more. (The name
+// of the inner one has no namespace. If it counted, an operator that saves a tensor, which hooks
+// detach, would seem to run an operator that is not PyTorch's own.)
 bool is_operator(const at::RecordFunction& function);
 
 // Whether the tensor's storage is all the memory that an operator finds in it. That of sparse

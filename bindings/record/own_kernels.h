@@ -1,5 +1,5 @@
-// Whether an operator of PyTorch's still is PyTorch's: a library may have replaced its kernels
-// (TORCH_LIBRARY_IMPL, torch.library), and then knows what they do.
+// Whether an operator of PyTorch's still runs PyTorch's own kernels. A library may have replaced
+// them (TORCH_LIBRARY_IMPL, torch.library); then nothing is known of what they do.
 #pragma once
 
 #include <ATen/core/operator_name.h>

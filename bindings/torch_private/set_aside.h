@@ -1,4 +1,4 @@
-// Entries of a map, by handle and stream, that are not in it for a while.
+// Takes entries out of one of PyTorch's maps for a while; their keys are a handle and a stream.
 #pragma once
 
 #include <iterator>
@@ -8,9 +8,9 @@
 
 namespace pygraph::bindings {
 
-// Takes the entries of one stream out of a map, and puts them back when it is destroyed. One that
-// has another one in its place by then is kept for good, because its memory may be in use. The map
-// has a `mutex` beside it. Nothing is allocated or freed.
+// Takes the entries of one stream out of a map; the destructor puts them back. If the map has got a
+// new entry under the same key by then, the old entry is kept until the process ends, because its
+// memory may be in use. The map has a `mutex` beside it. Nothing is allocated or freed.
 template <typename Entries>
 class SetAside {
  public:

@@ -1,14 +1,14 @@
 // Assigns a graph's executables to streams.
 //
 // CUDA runs the launches of one executable one after the other, also those on different streams. A
-// program that orders its streams itself does not expect that: if stream A waits for B, a launch on
-// B that has to wait for one on A never begins. So each stream has a slot of its own: an
-// executable, and the other memory that a launch writes to.
+// program that orders its streams itself does not expect that, and may hang: if stream A waits for
+// B, a launch on B that has to wait for one on A never begins. So each stream has a slot of its
+// own: an executable, and the other memory that a launch writes to.
 //
 //   the stream has a slot           ->  that one; launches on one stream are in order anyway
 //   its second call, there is room  ->  a new slot
-//   another stream's last launch is ->  that stream's slot changes hands: nothing is under way
-//   known to be complete                in it that could be waited for
+//   another stream's last launch is ->  that stream's slot, which has no work left to wait for
+//   known to be complete
 //   otherwise                       ->  none: the call runs uncaptured
 //
 // Streams are identified by the driver's numbers, which are never used twice. The handle of a

@@ -1,7 +1,7 @@
 """Identifies the installed version of a function, because PyTorch's functions change between releases.
 
-A digest is one of what the function does: it leaves out comments, docstrings, annotations and layout.
-It does not depend on Python's version either, as far as the syntax tree does not.
+A digest covers what the function does: it leaves out comments, docstrings, annotations and layout. It
+depends on Python's version only where the syntax tree does.
 
 ``inspect.getsource`` looks behind decorators. So a function that another package has wrapped, to trace
 its calls for example, has no digest: nothing may take its place.

@@ -55,6 +55,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_rows_of_tables_have_lines_of_their_own(page: Path) -> None:
+    for line in _CODE.sub("", page.read_text("utf-8")).splitlines():
+        if "|---" in line:
+            assert re.fullmatch(r"\s*\|(-+\|)+", line), line
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=_name)
 def test_files_that_pages_name_exist(page: Path) -> None:
     for path in _PATH.findall(page.read_text("utf-8")):

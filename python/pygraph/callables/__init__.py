@@ -18,6 +18,7 @@ Then the callable becomes the function of a partition, which records and replays
     step_function        the callable as a function of tensors (surroundings: those that are not passed)
     forward_function     the same for a callable inside of a differentiated program
     graphed_gradient     its one node in the program's autograd graph
+    inference_results    results whose inference mode is not the one of the call
     saved_tensors        where the tensors lie that autograd saved (argument_aliases: rehearsals)
     kept_graph           autograd's graph of a run, without the memory that the run used
     backward_function    runs the kept graph: partitions for the backward

@@ -1,7 +1,7 @@
 """Arguments that a rehearsal works on in place of the given ones, on the same memory.
 
-An alias has a storage of its own, which does not hold the memory. So a reference that is left to it
-after a run shows that the callable keeps its argument, and keeps no memory alive.
+An alias has a storage of its own, which does not hold the memory. A reference to an alias that is left
+after a run shows that the callable keeps its argument; it does not keep the argument's memory alive.
 """
 
 from __future__ import annotations

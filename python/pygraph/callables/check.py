@@ -1,7 +1,7 @@
 """``pygraph.check``: a step by its graph and uncaptured, from one state of the program, compared.
 
 The program is put back to where it was after each of three series of steps: two uncaptured ones, whose
-differences show what is left to chance, and one with a graph that is made for it. What is put back:
+differences show how far results vary by chance, and one with a graph made for it. What is put back:
 tensors that can be reached from the step or are passed to it, their gradients, attributes,
 dictionaries, lists, closures, and PyTorch's random numbers. What a step prints or writes to files
 happens three times, and generators and other iterators move on.

@@ -2,8 +2,8 @@
 
 A call is served by the *variant* (variant.py) for what is passed and for what the callable can read on
 the host. A call that no variant fits is observed, as the first one of another variant. If eight calls
-in a row fit none, because something that the callable reads is different each time, calls are not
-observed any more, and the reason says what differs.
+in a row fit none, because something that the callable reads is different each time, only one in 100
+such calls is observed from then on, and the reason says what differs.
 
 Threads: a call is made with the lock of ``runtime.begin_drawing``, so that none is under way while
 memory is exchanged for a recording. One thread at a time observes; others run uncaptured meanwhile.

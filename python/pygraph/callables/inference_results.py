@@ -1,9 +1,9 @@
-"""Results that are made under ``torch.inference_mode`` inside of a callable, or outside of that mode
-inside of a call that is made under it.
+"""Results that a callable makes in another inference mode than the one that its call is made in.
 
-Autograd refuses to save a tensor of inference mode, and to write to it elsewhere. A replay makes all
-tensors in the mode of the call. Those that were of the other kind when the callable was observed are
-made once more, on the same memory.
+A tensor that is made under ``torch.inference_mode`` is an inference tensor: autograd refuses to save
+it, and it cannot be written to outside of that mode. A replay makes all tensors in the mode of the
+call. Those that were of the other kind when the callable was observed are made once more, on the same
+memory.
 """
 
 from __future__ import annotations

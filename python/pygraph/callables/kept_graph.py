@@ -6,10 +6,10 @@
 The backward of the one node runs the kept graph, on the tensors that the forward has saved
 (saved_tensors.py). In a replay a CUDA graph does, which was recorded while the kept graph ran.
 
-Nodes run on the stream that they were made on, so there is a kept graph for each stream: that of
-recordings, and those of calls. A backward that finds no graph of its stream runs that of another one:
-not that of recordings, if there is a choice, because what runs there while another thread records would
-become a part of that thread's graph; nor that of a stream that the program may have destroyed.
+Autograd runs nodes on the stream on which they were made, so there is a kept graph for each stream: the
+one of recordings, and those of calls. A backward on a stream without a graph runs the graph of a stream
+that PyTorch never destroys, such as the default stream. If there is none, it runs that of recordings;
+no thread records meanwhile, because the work would become a part of that thread's graph.
 """
 
 from __future__ import annotations

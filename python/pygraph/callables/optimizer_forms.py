@@ -1,5 +1,5 @@
-"""Forms of optimizers that a graph can hold, and what to do with those that it cannot: those that count
-their steps on the CPU (docs/explanation/whole-steps.md).
+"""Which forms of optimizers a graph can hold. Those that count their steps on the CPU it cannot hold;
+they are refused, or made capturable (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Graphs for ``optimizer.step()`` in plain training loops around a compiled model
 (docs/explanation/whole-steps.md, "Plain loops").
 
-PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each step. It does nothing, and
-is replaced here (``optimizer_steps`` in the table of patches) by one that looks whether the optimizer's
-parameters are those of a program that the backend has compiled for training. Such an optimizer gets an
-attribute ``step`` of its own, as schedulers give it one:
+PyTorch calls a method of an optimizer, ``_optimizer_step_code``, after each step. The method does
+nothing. The patch ``optimizer_steps`` replaces it by one that checks whether the optimizer's parameters
+are those of a program that the backend has compiled for training. Such an optimizer gets an attribute
+``step`` of its own, as schedulers give it one:
 
     the call      optimizer.step() -> Route -> a graphed callable (graphed.py) -> the step as it was
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
-The attribute is not pickled or copied with the optimizer. Thread-safe as optimizers are: one thread
-calls an optimizer's step.
+The attribute is not pickled or copied with the optimizer. As without it, only one thread at a time may
+call an optimizer's step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which programs AOTAutograd may load from its cache, and what their keys lack.
 
 AOTAutograd's key holds the program as Dynamo wrote it, and the size, type and place of each input. What
-AOTAutograd makes of that depends on more:
+AOTAutograd makes of that also depends on
 
 * which inputs share memory: a program that writes one of them is another program then, and gets a guard
   that a loaded one would not have;

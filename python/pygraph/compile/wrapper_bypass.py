@@ -1,9 +1,10 @@
 """Bypasses Python wrappers of graphs that consist of one partition.
 
 Inductor's generated wrapper is called once with opaque objects instead of tensors, and with spies
-instead of the partition and of the function that makes views. If the wrapper only hands objects from
-its arguments to the partition, and from there, or views of them, to its result, that shows how it
-orders them. It may send CPU values to the GPU first, by PyGraph's operators (:mod:`pygraph.operators`).
+instead of the partition and of the function that makes views. If all that the wrapper does is to pass
+its arguments to the partition, and to return the partition's results, its own arguments, or views of
+them, then the objects show in which order it passes and returns them. It may send CPU values to the GPU
+first, by PyGraph's operators (:mod:`pygraph.operators`).
 
 The wrapper sees only the names listed here, and no builtin function: any other call raises, such as an
 operator with effects and without tensors. So does any question to an opaque object, such as whether a

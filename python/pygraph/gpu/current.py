@@ -1,7 +1,7 @@
 """The current device and the current stream of a thread, changed for a while.
 
-PyTorch's own contexts, `torch.cuda.device` and `torch.cuda.stream`, leave what they have changed where
-an interrupt comes at their beginning or at their end.
+PyTorch's own contexts, `torch.cuda.device` and `torch.cuda.stream`, do not undo their change if an
+interrupt comes while they are entered or left.
 """
 
 from __future__ import annotations

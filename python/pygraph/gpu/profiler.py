@@ -2,7 +2,7 @@
 
 The profiler loads NVIDIA's library for profiles, CUPTI, for each profile, and unloads it afterwards. A
 process with CUDA graphs can crash in a later profile then: ``torch/profiler/profiler.py`` says so, and
-keeps CUPTI loaded where Inductor makes the graphs. Here it stays loaded for PyGraph's.
+keeps CUPTI loaded where Inductor makes the graphs. This module keeps it loaded for PyGraph's graphs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ switches):
     call 2   recorded twice, which tells what may be written; linked, verified against an uncaptured run
              (pipeline.py)
     call 3+  on trial: uncaptured and replayed in turns, until one is known to be faster (selector.py)
-    then     replayed by the engine, or run uncaptured; this file is not involved, but to check again
-             whether the times (selector.py), and the results (audit.py), still are what they were
+    then     replayed by the engine, or run uncaptured, without this file; now and then the engine calls
+             it to check the times (selector.py) and the results (audit.py) again
 
 If shapes vary, the engine first runs calls uncaptured until they have used as much time as a recording
 (recording_policy.py).

@@ -9,11 +9,11 @@ Calls of a signature that arrive here, by its state, and the state afterwards:
     NOT_SELECTED  the first tells the engine;   NOT_SELECTED; forgotten after several out of band
                   later ones are timed
     REFUSED       the first tells the engine    REFUSED; forgotten at a later one, if memory was short
-    any           what must not fail, failed    REFUSED
+    any           PyGraph's own code raised     REFUSED
 
-A time is *out of band* if it differs from the one that the decision is based on by a factor. A
-signature that is forgotten starts over as a new one. The engine calls back once per a number of calls
-that it is told.
+A time is *out of band* if it is longer or shorter by a factor than the one that the decision is based
+on. A signature that is forgotten starts over as a new one. After a decision, the engine calls back once
+per a number of calls, which the selector gives to it.
 """
 
 from __future__ import annotations

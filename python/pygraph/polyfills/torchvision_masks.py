@@ -1,8 +1,8 @@
 """Mask R-CNN's ``paste_masks_in_image``: all masks at once, without reading a box on the CPU.
 
-Every pixel of every image asks which four pixels of its mask it comes from. The interpolation is the
-one of ``F.interpolate(mode="bilinear", align_corners=False)`` in the order of PyTorch's decomposition,
-which Inductor compiles:
+For every pixel of every image, the polyfill computes from which four pixels of the mask it comes. The
+interpolation is the one of ``F.interpolate(mode="bilinear", align_corners=False)`` in the order of
+PyTorch's decomposition, which Inductor compiles:
 
     source   = max(0, size_of_mask / size_of_box * (pixel - start_of_box + 0.5) - 0.5)
     row      = left + (right - left) * fraction(source_x)        for the rows above and below

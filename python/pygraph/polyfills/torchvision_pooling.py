@@ -1,10 +1,10 @@
-"""Feature pyramids' ``_multiscale_roi_align``: every level for all boxes, not asking which are whose.
+"""Feature pyramids' ``_multiscale_roi_align``: every level pools all boxes, without reading the GPU.
 
 Each level pools all boxes, but those of other levels lie far outside the image, where the kernel reads
 nothing and returns zeros; then every box takes the result of its own level. Same kernel, same boxes:
 same bits. It costs a write and a read of the result per further level. So it is for results up to a
 size where that is less than torchvision's reads of the GPU cost; and for inference, because a backward
-would keep it all.
+would keep the results of all levels.
 """
 
 from __future__ import annotations

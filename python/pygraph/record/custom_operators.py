@@ -4,7 +4,7 @@ A recording listens to PyTorch's reports of operators (``at::RecordFunction``): 
 PyTorch's own may use memory that it holds itself, and refusals name it. PyTorch 2.15 calls the Python
 kernels of such operators without the dispatcher that makes the reports ("PyObject Dispatcher" in
 torch/_ops.py). While a recording is made they are called through it, as in earlier releases. The result
-is the same; the calls of other threads take the longer way, too, meanwhile.
+is the same. Meanwhile the calls of other threads go through it, too, and take longer.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
 OUT_OF_MEMORY = "ran out of memory"  # the end of reasons that are retried later
-DEFAULT_GENERATOR = -1  # as in bindings/replay/captured_graph.h
+DEFAULT_GENERATOR = -1  # as in bindings/replay/random_numbers.h
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,8 @@
 A replay has a range with its graph's name on the CPU. Which kernels did it launch? The trace tells in
 one of three ways: the launch is traced and lies in the range; the kernel has its "External id"; or,
 as PyTorch's profiler does not trace launches of graphs by the driver, the kernels that no traced call
-has launched come in as many launches as there are ranges left, in the same order. What none of these
-tells is not known.
+has launched come in as many launches as there are ranges left, in the same order. If none of these ways
+identifies the kernels of a replay, its graph is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Patches of PyTorch. Nothing but speed depends on them, but for those that the table calls required.
+"""Patches of PyTorch. Only speed depends on them, except for those in the table's ``REQUIRED``.
 
 :mod:`.table` lists the patches, each with the versions of PyTorch's functions that it is known to fit.
 A patch is applied only where the installed functions are those, and only where the user asks for it

@@ -1,7 +1,7 @@
-"""Arguments of torch.autograd.Function: the engine finds out whether there is anything to unwrap.
+"""Arguments of torch.autograd.Function: the engine checks whether one of them has to be unwrapped.
 
-PyTorch checks each argument, in Python, for wrappers that function transforms have left. A training
-step's forward is such a function.
+PyTorch checks each argument, in Python, for wrappers that function transforms have left. The forward of
+a compiled program that is trained is a torch.autograd.Function.
 """
 
 from __future__ import annotations

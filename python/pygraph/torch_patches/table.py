@@ -1,6 +1,6 @@
 """The patches: every part of PyTorch that PyGraph replaces, and the releases that each is known to fit.
 
-Nothing but speed depends on those in ``PATCHES``, which the user can switch off. Results depend on
+Only speed depends on those in ``PATCHES``, which the user can switch off. Results depend on
 those in ``REQUIRED``: they cannot be switched off, and without one of them there are no graphs.
 
 Data only: nothing here imports PyTorch. docs/how-to/port-to-a-new-pytorch.md says how to add a release.

@@ -3,6 +3,7 @@
 host_state       the state of the host that a callable can see: compared, watched, put back
 reachable        the walk that finds it (walk; visit_code, visit_containers, visit_objects)
 probes           what is compared of objects whose contents the walk cannot list
+schedulers       whether a call uses a learning-rate scheduler
 user_code        which code is the program's own, and which globals it reads
 host_output      whether a call prints or logs
 program_state    a copy of all that a step changes, to put it back (explain, check)

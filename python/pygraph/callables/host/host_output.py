@@ -1,4 +1,4 @@
-"""Whether a call prints or logs, which leaves no trace in the host's state, and replays do not do."""
+"""Whether a call prints or logs: the host's state has no trace of it, and a replay does not do it."""
 
 from __future__ import annotations
 

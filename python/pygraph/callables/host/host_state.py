@@ -1,4 +1,4 @@
-"""The state of the host that a callable can see: what it is, whether it has changed, and undoing that.
+"""The state of the host that a callable can see: finds it, compares it, undoes changes to it.
 
 A replay does not run the callable's Python. So a graph serves a call only if everything that Python
 would have read is what it was when the graph was recorded; and only a callable that leaves all of it as

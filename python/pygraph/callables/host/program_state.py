@@ -1,4 +1,4 @@
-"""What a program is before calls that must leave no trace, and putting it back."""
+"""The state of a program before calls that must leave no trace: copied, and put back afterwards."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ result (``Reachable`` in walk.py) has
 
     slots         what is at each place, in the order of the walk: numbers and strings themselves;
                   tensors and other opaque objects by identity; containers and instances by type, as
-                  their contents have places of their own; of an object that was met before, where
+                  their contents have places of their own; for an object that was met before, its place
     probes        functions that tell where an iterator, a counter or an array stands (probes.py)
     the others    what the engine compares at each call (host_state.py)
 
-Two walks have the same result if and only if the callable could tell no difference, but for what cannot
-be seen (docs/explanation/whole-steps.md).
+Two walks have the same result if and only if the callable could tell no difference, except for what a
+walk cannot see (docs/explanation/whole-steps.md).
 """
 
 from __future__ import annotations
