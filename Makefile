@@ -48,7 +48,7 @@ BY_RELEASE := patches or guard or compiled or numbers or parameters or backend o
   wrapper_bypass or engine or warm_start or fx_passes or cpu_values or polyfills or uncapturable or partition or launch
 
 # The tests that need a GPU. Those that measure free memory run alone. With pytest-xdist, on two GPUs:
-# make test-gpu PYGRAPH_TEST_GPUS=0,1 PARALLEL="-n 24 --dist loadfile"
+# make test-gpu PYGRAPH_TEST_GPUS=0,1 PARALLEL="-n 24 --dist worksteal"
 export PYGRAPH_TEST_GPUS
 # Also with releases of PyTorch that have not run on a GPU yet.
 export PYGRAPH_UNTESTED_RELEASES := 1

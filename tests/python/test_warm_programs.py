@@ -156,3 +156,11 @@ def test_a_question_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(warm_programs, "is_traceable_wrapper_subclass", fail)
     assert warm_programs.why_not(_graph(torch.sin), [torch.ones(4)]) == "RuntimeError: a test"
+
+
+def test_the_types_of_autocast_are_in_the_key() -> None:
+    found = {warm_programs.switches()}
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found.add(warm_programs.switches())
+    assert len(found) == 3

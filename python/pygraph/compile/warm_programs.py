@@ -74,4 +74,6 @@ def switches() -> tuple[object, ...]:
         runtime.engine().signature([], 0),  # of no arguments: the switches alone
         bool(torch.backends.mkldnn.enabled),
         (einsum.enabled, einsum.strategy),
+        # AOTAutograd's key only says whether any of them is on.
+        *((torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in ("cuda", "cpu")),
     )
