@@ -48,15 +48,19 @@ uint64_t address_of(const at::DataPtr& memory) {
 }
 
 // Before 2.13 the maps have no sizes. PyTorch may share a workspace between both libraries, so it
-// has the larger of their sizes. Release 2.12 exports that of cuBLASLt alone: less is told then.
+// has the larger of their sizes. Release 2.12 exports that of cuBLASLt alone: then the end of a
+// larger workspace is not known to be one, and what refers to it is refused.
 [[maybe_unused]] uint64_t size_of(const at::DataPtr& /*memory*/) {
-  uint64_t largest = 0;
-  for (const char* name :
-       {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"}) {
-    const auto function = find_function<size_t>(name);
-    if (function != nullptr) largest = std::max<uint64_t>(largest, function());
-  }
-  return largest;
+  static const uint64_t size = [] {
+    uint64_t largest = 0;
+    for (const char* name :
+         {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"}) {
+      const auto function = find_function<size_t>(name);
+      if (function != nullptr) largest = std::max<uint64_t>(largest, function());
+    }
+    return largest;
+  }();
+  return size;
 }
 
 [[maybe_unused]] uint64_t size_of(const std::pair<at::DataPtr, size_t>& memory) {

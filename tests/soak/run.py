@@ -1,6 +1,6 @@
 """Soak: ten models in eight threads, for a million replays, in little memory, while the driver fails.
 
-    python -m tests.soak.run                         on an H200: 8 to 9 minutes
+    python -m tests.soak.run                         on an H200: some 7 minutes
     python -m tests.soak.run --models 2 --threads 2 --seconds 30
 
 First a subprocess runs the same load under plain Inductor: its results are the expected ones, and its

@@ -64,7 +64,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
-        profiler.stays_loaded()
+        profiler.keep_cupti_loaded()
         observations.note_partition(self)
 
     def _start(self) -> None:

@@ -76,8 +76,9 @@ class Variant:
         known = [tensor for tensor in known if not tensor.is_inference()]
         versions = [tensor._version for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
-        is_changed = lambda: not is_same_structure(arguments, args, kwargs)  # noqa: E731
-        seen = observed_call(make, is_changed, arguments, before, device)
+        seen = observed_call(
+            make, lambda: not is_same_structure(arguments, args, kwargs), arguments, before, device
+        )
         if not seen.is_complete:
             return seen.result
         self.observed += 1

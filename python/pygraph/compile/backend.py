@@ -70,7 +70,7 @@ class Backend:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
-        profiler.stays_loaded()
+        profiler.keep_cupti_loaded()
         compilation = Compilation(uncapturable.names())
         function = _compile_with_graphs(gm, example_inputs, config, compilation)
         compilation.add_guard(gm)

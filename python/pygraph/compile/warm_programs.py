@@ -74,6 +74,6 @@ def switches() -> tuple[object, ...]:
         runtime.engine().signature([], 0),  # of no arguments: the switches alone
         bool(torch.backends.mkldnn.enabled),
         (einsum.enabled, einsum.strategy),
-        # AOTAutograd's key only says whether any of them is on.
+        # The keys of PyTorch 2.11 and 2.12 only say whether any of them is on.
         *((torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in ("cuda", "cpu")),
     )

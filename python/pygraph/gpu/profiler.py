@@ -15,7 +15,7 @@ SETTINGS = {"DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
 
 
 @functools.cache
-def stays_loaded() -> None:
+def keep_cupti_loaded() -> None:
     """Keeps CUPTI loaded after profiles from now on, unless the environment says something else.
 
     Called when programs are compiled or wrapped, and not when graphs are recorded: other threads may
