@@ -108,7 +108,7 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
     }
   } catch (...) {
     // Some nodes have new addresses, some have old ones: never launch that.
-    exec_.reset();
+    drop();
     table_.clean();
     dirty_children_.clear();
     throw;
@@ -120,7 +120,13 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
 void ExecutableGraph::launch(CUstream stream) {
   if (!exec_) throw std::logic_error("launch before a successful bind");
   check_foreign_memory(driver_, linked_.foreign);
+  was_launched_ = true;
   PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));
+}
+
+void ExecutableGraph::drop() {
+  exec_.reset();
+  was_launched_ = false;
 }
 
 }  // namespace pygraph

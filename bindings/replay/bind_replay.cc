@@ -7,6 +7,7 @@
 #include "conversions.h"
 #include "replay/captured_graph.h"
 #include "replay/graphed_callable.h"
+#include "replay/profiles.h"
 #include "replay/whole_graph.h"
 
 namespace py = pybind11;
@@ -152,6 +153,8 @@ void bind_graphed_callable(py::module_& m) {
                                                  std::move(route)));
         });
   m.def("pause", &pause_replays);
+  m.def("begin_profile", &begin_profile);
+  m.def("end_profile", &end_profile, py::arg("detaches"));
   m.def("clear_uncaptured_decisions",
         [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
   m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "replay/profiles.h"
 #include "torch_private/torch_cuda.h"
 #include "without_python_lock.h"
 
@@ -166,6 +167,7 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
   plan_.place_internal_memory(launch, workspace, random_memory);
   ExecutableGraph& executable = *replica.executable;
+  if (executable.was_launched() && needs_new_executable()) executable.drop();
   nodes_touched += executable.bind(launch.addresses);
   if (random_.are_drawn()) {
     // From pageable memory: the driver has copied the bytes when the call returns.

@@ -46,6 +46,12 @@ class ExecutableGraph {
   // MemoryGone or DriverError; nothing was launched then.
   void launch(CUstream stream);
 
+  // Whether the executable of the last bind() was launched.
+  bool was_launched() const { return was_launched_; }
+  // Destroys the executable; the next bind() instantiates another one. Launches under way go on:
+  // the driver keeps what they need until they end (cuGraphExecDestroy).
+  void drop();
+
  private:
   const Node& node_of(const BindTable::PatchedNode& patch) const;
   void apply_to_graph(const BindTable::PatchedNode& patch);
@@ -57,6 +63,7 @@ class ExecutableGraph {
   const Driver& driver_;
   Graph graph_;  // owns the nodes; outlives the executable
   GraphExec exec_;
+  bool was_launched_ = false;
   LinkedGraph linked_;
   BindTable table_;
   CUcontext context_ = nullptr;

@@ -76,6 +76,25 @@ TEST_F(ExecutableTest, TheWorkspaceCanMove) {
   }
 }
 
+TEST_F(ExecutableTest, OneThatWasDroppedIsMadeAgainForTheSameAddresses) {
+  const auto graph = three_steps();
+  const uint64_t workspace = device.allocate(graph->linked().workspace_size);
+  const uint64_t input = filled(1);
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t addresses[] = {input, filled(0), workspace};
+    graph->bind(addresses);
+    EXPECT_FALSE(graph->was_launched());
+    graph->launch(stream.get());
+    EXPECT_TRUE(graph->was_launched());
+    graph->drop();
+    EXPECT_THROW(graph->launch(stream.get()), std::logic_error);
+    graph->bind(addresses);
+    graph->launch(stream.get());
+    graph->drop();
+    expect_all(addresses[1], 6);
+  }
+}
+
 // Libraries lower the limit again after a launch.
 TEST_F(ExecutableTest, LoweredLimitsOfSharedMemoryAreRaised) {
   constexpr unsigned kShared = 60000;

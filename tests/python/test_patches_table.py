@@ -93,7 +93,8 @@ def test_the_backend_has_one_call() -> None:
     assert text.count("torch_patches.apply(") == text.count("torch_patches.install(") == 1
     users = [p for p in _ROOT.rglob("*.py") if "torch_patches" in p.read_text()]
     rooms = {path.relative_to(_ROOT).parts[0] for path in users}
-    assert rooms == {"__init__.py", "torch_patches", "compile", "options.py", "dynamo_program.py"}
+    known = {"__init__.py", "torch_patches", "compile", "options.py", "dynamo_program.py"}
+    assert rooms == known | {"callables"}  # which wants profiles to be safe
 
 
 def test_a_changed_function_and_one_that_is_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 
-from pygraph import observations, options, runtime
+from pygraph import observations, options, runtime, torch_patches
 from pygraph.callables import optimizer_forms, rates, serving
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
 from pygraph.callables.variant import Variant, device_of, host_state
-from pygraph.gpu import profiler
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
@@ -64,7 +63,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
-        profiler.keep_cupti_loaded()
+        torch_patches.provide("profiles")
         observations.note_partition(self)
 
     def _start(self) -> None:

@@ -31,7 +31,6 @@ from pygraph.compile import (
     wrapper_bypass,
 )
 from pygraph.compile.warm_start import Facts
-from pygraph.gpu import profiler
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
 from pygraph.partition.signature import Kind
@@ -70,7 +69,7 @@ class Backend:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
-        profiler.keep_cupti_loaded()
+        torch_patches.provide("profiles")
         compilation = Compilation(uncapturable.names())
         function = _compile_with_graphs(gm, example_inputs, config, compilation)
         compilation.add_guard(gm)

@@ -1,7 +1,8 @@
 """The patches: every part of PyTorch that PyGraph replaces, and the releases that each is known to fit.
 
-Only speed depends on those in ``PATCHES``, which the user can switch off. Results depend on
-those in ``REQUIRED``: they cannot be switched off, and without one of them there are no graphs.
+Only speed depends on those in ``PATCHES``, which the user can switch off. Those in ``REQUIRED`` cannot
+be switched off: results depend on the barriers, without which there are no graphs, and the process's
+life in a profile depends on the other.
 
 Data only: nothing here imports PyTorch. docs/how-to/port-to-a-new-pytorch.md says how to add a release.
 """
@@ -20,6 +21,7 @@ _LOADED = "torch._functorch._aot_autograd.aot_autograd_result"
 _TRITON = "torch._inductor.codegen.triton.TritonKernel"
 _COMMON = "torch._inductor.codegen.common"
 _WRITES_CODE = "torch._dynamo.codegen.PyCodegen.make_call_generated_code"
+_PROFILER = "torch.autograd.profiler"
 _OURS = "pygraph.torch_patches"
 
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")  # that PyGraph supports, the oldest first
@@ -261,5 +263,16 @@ REQUIRED: tuple[Patch, ...] = (
         scope="on demand",
         saves="nothing: it orders reads and writes in kernels (docs/explanation/inductor-race.md)",
         apply="pygraph.compile.barriers:install",
+    ),
+    Patch(
+        name="profiles",
+        replaces=(
+            f"{_PROFILER}._prepare_profiler",
+            f"{_PROFILER}._enable_profiler",
+            f"{_PROFILER}._disable_profiler",
+        ),
+        scope="on demand",
+        saves="nothing: it keeps CUPTI from ending the process (docs/explanation/profiles.md)",
+        apply=f"{_OURS}.profiles:install",
     ),
 )
