@@ -25,7 +25,9 @@ def _states() -> dict[str, str]:
 
 
 def _active() -> set[str]:
-    return {name for name, is_state in _states().items() if is_state == "active"}
+    """Of the patches that the option switches."""
+    names = {patch.name for patch in PATCHES}
+    return {name for name, is_state in _states().items() if is_state == "active"} & names
 
 
 def _compile(patches: str) -> None:
@@ -107,7 +109,8 @@ def test_one_line_is_logged_per_process(
     (record,) = (r for r in caplog.records if r.getMessage().startswith("patches of PyTorch"))
     assert record.name == "pygraph" and record.levelno == logging.INFO
     assert (
-        "active: saved_hooks_guard; not active: parameter_loader off (not asked" in record.getMessage()
+        "active: saved_hooks_guard, profiles; not active: parameter_loader off (not asked"
+        in record.getMessage()
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from torch.autograd import profiler
+from torch.profiler import ProfilerActivity
 
 from pygraph import runtime
 from pygraph.torch_patches import profiles
@@ -40,7 +41,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Engine]:
 
 
 def test_a_profile_of_the_gpu(engine: _Engine) -> None:
-    activities = {profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA}
+    activities = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
     profiler._prepare_profiler(None, activities)  # type: ignore[arg-type]
     profiler._enable_profiler(None, activities)  # type: ignore[arg-type]
     profiler._disable_profiler()
@@ -50,7 +51,7 @@ def test_a_profile_of_the_gpu(engine: _Engine) -> None:
 
 def test_cupti_stays_where_the_user_wants_it(engine: _Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
-    profiler._prepare_profiler(None, {profiler.ProfilerActivity.CUDA})  # type: ignore[arg-type]
+    profiler._prepare_profiler(None, {ProfilerActivity.CUDA})  # type: ignore[arg-type]
     profiler._disable_profiler()
     assert engine.told[-1] == "end, stays"
 
@@ -62,17 +63,28 @@ def test_an_error_of_pytorchs_ends_the_profile(
         raise RuntimeError("no profile")
 
     for name in _NAMES[:2]:
-        getattr(profiler, name)(None, {profiler.ProfilerActivity.CUDA})
+        getattr(profiler, name)(None, {ProfilerActivity.CUDA})
     monkeypatch.setattr(profiler, "_disable_profiler", fails)
     profiles.install()
-    profiler._prepare_profiler(None, {profiler.ProfilerActivity.CUDA})  # type: ignore[arg-type]
+    profiler._prepare_profiler(None, {ProfilerActivity.CUDA})  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no profile"):
         profiler._disable_profiler()
     assert engine.told[-1] == "end, detaches"
 
 
+def test_a_profile_that_cannot_begin(engine: _Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUPTI is in use")
+
+    monkeypatch.setattr(profiler, "_enable_profiler", fails)
+    profiles.install()
+    with pytest.raises(RuntimeError, match="in use"):
+        profiler._enable_profiler(None, {ProfilerActivity.CUDA})  # type: ignore[arg-type]
+    assert engine.told == ["begin", "end, detaches"]
+
+
 def test_other_profiles_are_not_the_engines_concern(engine: _Engine) -> None:
-    profiler._prepare_profiler(None, {profiler.ProfilerActivity.CPU})  # type: ignore[arg-type]
+    profiler._prepare_profiler(None, {ProfilerActivity.CPU})  # type: ignore[arg-type]
     profiler._enable_profiler(None, set())  # type: ignore[arg-type]  # as emit_nvtx does
     profiler._disable_profiler()
     assert engine.told == ["_prepare_profiler", "_enable_profiler", "_disable_profiler"]

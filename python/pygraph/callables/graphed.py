@@ -63,7 +63,7 @@ class Graphed:
             self.__annotations__ = function.__annotations__
             vars(self).update({k: v for k, v in vars(function).items() if k[0] != "_"})
         self._start()
-        torch_patches.provide("profiles")
+        torch_patches.install(frozenset())  # what is required
         observations.note_partition(self)
 
     def _start(self) -> None:

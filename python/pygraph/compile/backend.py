@@ -69,7 +69,6 @@ class Backend:
             if reason is not None:
                 runtime.notice_once(f"PyGraph runs this program with plain Inductor: {reason}")
             return _compile_plain(gm, example_inputs, config)
-        torch_patches.provide("profiles")
         compilation = Compilation(uncapturable.names())
         function = _compile_with_graphs(gm, example_inputs, config, compilation)
         compilation.add_guard(gm)

@@ -23,7 +23,8 @@ _lock = threading.RLock()
 
 
 def install(names: frozenset[str] | None = None) -> None:
-    """Applies patches of the process. Never raises. Thread-safe, and may be called again.
+    """Applies patches of the process: the required ones, and others. Never raises. Thread-safe, and may
+    be called again.
 
     To be called before ``torch.compile`` wraps a program, for its calls to be cheaper.
     names: of patches; those that are wanted by default, unless given.
@@ -33,8 +34,9 @@ def install(names: frozenset[str] | None = None) -> None:
         state.note_asked_for(wanted)
         runtime.engine()  # raises ImportError, which the backend tells the user when it is called
         with _lock:
-            for patch in PATCHES:
-                if patch.scope == "process" and patch.name in wanted and state.is_first_attempt(patch):
+            for patch in (*REQUIRED, *PATCHES):
+                is_wanted = patch in REQUIRED or patch.name in wanted
+                if patch.scope == "process" and is_wanted and state.is_first_attempt(patch):
                     _apply(patch, Attempt(patch.name))
 
 

@@ -70,7 +70,11 @@ def _beginning(original: Callable[..., Any], profiles: _Profiles) -> Callable[..
     @functools.wraps(original)
     def begin(config: Any, activities: Collection[Any], *args: Any, **kwargs: Any) -> Any:
         profiles.begin(activities)
-        return original(config, activities, *args, **kwargs)
+        try:
+            return original(config, activities, *args, **kwargs)
+        except BaseException:  # then there is no profile
+            profiles.end()
+            raise
 
     return begin
 

@@ -271,7 +271,7 @@ REQUIRED: tuple[Patch, ...] = (
             f"{_PROFILER}._enable_profiler",
             f"{_PROFILER}._disable_profiler",
         ),
-        scope="on demand",
+        scope="process",
         saves="nothing: it keeps CUPTI from ending the process (docs/explanation/profiles.md)",
         apply=f"{_OURS}.profiles:install",
     ),
