@@ -155,6 +155,7 @@ void bind_graphed_callable(py::module_& m) {
   m.def("pause", &pause_replays);
   m.def("begin_profile", &begin_profile);
   m.def("end_profile", &end_profile, py::arg("detaches"));
+  m.def("needs_new_executable", &needs_new_executable);
   m.def("clear_uncaptured_decisions",
         [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
   m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {

@@ -8,12 +8,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// After the end of a profile: each launch makes several calls of the driver, one of which detaches
-// CUPTI. More than one, because another thread must have asked for it before.
+// After the end of a profile: each launch, or uncaptured call, makes several calls of the driver,
+// one of which detaches CUPTI. More than one, because another thread must have asked for it before.
 constexpr int kLaunches = 16;
 constexpr Clock::duration kTime = std::chrono::seconds(1);
 
-std::atomic<int> g_launches_left{0};  // with new executables; 0: no profile
+std::atomic<int> g_launches_left{0};                        // with new executables; 0: no profile
 std::atomic<Clock::time_point> g_end{Clock::time_point{}};  // from which on they are counted
 
 }  // namespace

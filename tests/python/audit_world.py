@@ -120,6 +120,7 @@ class Engine:
 
     clear_waiting = clear_uncaptured_decisions = wait
     free_blas_workspaces = staticmethod(lambda: None)
+    needs_new_executable = staticmethod(lambda: False)
 
 
 class World:

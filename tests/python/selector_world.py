@@ -72,12 +72,14 @@ class World:
         self.removed: list[Any] = []
         self.workspaces_freed = 0
         self.caches_emptied = 0
+        self.is_profiled = False
         engine = SimpleNamespace(
             StreamNotReady=Busy,
             NotGivenAway=Kept,
             add_uncaptured_decision=lambda callable, args, looks: self.without_graph.append(looks),
             clear_uncaptured_decisions=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
+            needs_new_executable=lambda: self.is_profiled,
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)
         monkeypatch.setattr(timed_calls, "timed", self._timed)

@@ -50,6 +50,23 @@ def test_explain_trains_nothing(explained: Any, calls_before: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(at.state(), other.state(), strict=True))
 
 
+def test_a_report_times_calls_before_the_profile(
+    explained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replays are slow for a second after it."""
+    order: list[str] = []
+
+    def note(name: str) -> None:
+        original = getattr(measure, name)
+        monkeypatch.setattr(measure, name, lambda call: [order.append(name), original(call)][1])
+
+    note("trace_call")
+    note("_time")
+    at = Training(sgd)
+    pygraph.explain(pygraph.graph(at.step), *batches(1)[0])
+    assert order == ["_time", "trace_call"]
+
+
 def test_a_step_without_a_graph_has_its_reason_line_and_remedy(explained: Any) -> None:
     at = Training(sgd)
     counts: list[int] = []

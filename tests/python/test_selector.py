@@ -213,6 +213,29 @@ def test_a_recheck_beside_another_thread_runs_uncaptured_and_stays_due(world: Wo
     assert subject.recheck(b"key", entry, [5]) == [5, REPLAYED]
 
 
+def test_a_trial_waits_for_the_end_of_a_profile(world: World) -> None:
+    """Replays are slow meanwhile, and the decision would be kept on disk."""
+    fast = world.times[REPLAYED]
+    _, subject, entry = captured()
+    world.is_profiled, world.times[REPLAYED] = True, (9e-3, 1e-3)
+    for i in range(20):
+        assert subject.run_trial_call(b"key", entry, [i]) == [i, UNCAPTURED]
+    assert entry.state is State.MEASURING
+    assert world.disk == {}
+    world.is_profiled, world.times[REPLAYED] = False, fast
+    try_to_the_end(subject, entry)
+    assert entry.state is State.CAPTURED
+
+
+def test_a_replay_under_a_profile_does_not_count_as_a_recheck(world: World) -> None:
+    _, subject, entry = captured()
+    try_to_the_end(subject, entry)
+    world.is_profiled, world.times[REPLAYED] = True, (9e-3, 1e-3)
+    for i in range(2 * selector._MOST_OUT_OF_BAND):
+        assert subject.recheck(b"key", entry, [i]) == [i, REPLAYED]
+    assert entry.state is State.CAPTURED
+
+
 def test_a_refused_signature_is_never_timed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_calls, "timed", None)
     _, subject, entry = captured()

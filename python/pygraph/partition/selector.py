@@ -104,6 +104,8 @@ class Selector:
                 return self._host.uncaptured(args)  # another thread measures or records
             if entry.selection.trial is None:  # decided by another thread meanwhile
                 return self._host.uncaptured(args)
+            if runtime.engine().needs_new_executable():  # for a profile: replays are slow
+                return self._host.uncaptured(args)
             return self._try(key, entry, entry.selection.trial, args)
 
         return undoing(body)
@@ -209,6 +211,8 @@ class Selector:
         selection = entry.selection
         decision = selection.decision
         if decision is None or variant not in decision.timings or sample.latency is None:
+            return
+        if runtime.engine().needs_new_executable():  # for a profile: replays are slow
             return
         measured = decision.timings[variant].latency
         is_in_band = measured / _BAND < sample.latency < measured * _BAND

@@ -77,13 +77,14 @@ def measure_step(program: str, step: Graphed, args: tuple[Any, ...], kwargs: dic
 
 
 def _report(program: str, observation: Observation, call: Callable[[], None]) -> Report:
-    """Profiles one call of a program whose graphs are made, and times calls."""
+    """Times calls of a program whose graphs are made, and profiles one: replays are slow for a while
+    after that (docs/explanation/profiles.md)."""
+    timing = _time(call)
     with _own_names(observation) as graphs:
         events = trace_call(call)
     kernels = kernels_of(events)
     times = graph_times(events, graphs)
     gpu_us = {id(graphs[name]): time for name, time in times.items()}
-    timing = _time(call)
     measured = bool(kernels)
     return Report(
         program=program,
