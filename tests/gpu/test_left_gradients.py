@@ -25,7 +25,7 @@ Between = Callable[[Training, int], Any]
 
 def _model() -> torch.nn.Module:
     """It draws no random numbers: the two trainings take turns."""
-    sizes = (16, 32, 32, 32, 8)
+    sizes = (32, 48, 48, 48, 10)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh())))
 
