@@ -37,14 +37,12 @@ bool is_expected_type(const Tensor& tensor, c10::ScalarType dtype) {
 
 // Whether the setter would do nothing but store the value: everything that it checks holds, and no
 // mode of __torch_function__ is to be told.
-bool is_plain_assignment(PyObject* object, PyObject* value) {
-  if (!THPVariable_CheckExact(object) || !THPVariable_CheckExact(value) || object == value) {
-    return false;
-  }
+bool is_plain_assignment(PyObject* object, const at::Tensor& gradient) {
+  if (!THPVariable_CheckExact(object)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  const at::Tensor& gradient = THPVariable_Unpack(value);
-  return tensor.layout() == c10::kStrided && gradient.layout() == c10::kStrided &&
-         tensor.device() == gradient.device() && is_expected_type(tensor, gradient.scalar_type()) &&
+  return !tensor.is_same(gradient) && tensor.layout() == c10::kStrided &&
+         gradient.layout() == c10::kStrided && tensor.device() == gradient.device() &&
+         is_expected_type(tensor, gradient.scalar_type()) &&
          tensor.options().type_equal(gradient.options()) &&
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
          !gradient.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
@@ -52,10 +50,21 @@ bool is_plain_assignment(PyObject* object, PyObject* value) {
          at::impl::PythonTorchFunctionTLS::stack_len() == 0 && has_own_setter(Py_TYPE(object));
 }
 
+}  // namespace
+
+bool set_plain_gradient(PyObject* tensor, const at::Tensor& gradient) {
+  if (!is_plain_assignment(tensor, gradient)) return false;
+  THPVariable_Unpack(tensor).mutable_grad() = gradient;
+  return true;
+}
+
+namespace {
+
 // A setter may run Python, which may change the list.
 bool set_gradient(PyObject* tensors, Py_ssize_t i, PyObject* value) {
-  if (is_plain_assignment(PyList_GET_ITEM(tensors, i), value)) {
-    THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).mutable_grad() = THPVariable_Unpack(value);
+  if (value == Py_Ellipsis) return true;  // it is set
+  if (THPVariable_CheckExact(value) &&
+      set_plain_gradient(PyList_GET_ITEM(tensors, i), THPVariable_Unpack(value))) {
     return true;
   }
   PyObject* tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));

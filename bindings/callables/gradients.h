@@ -1,6 +1,7 @@
 // The gradients of lists of tensors: which tensors have one, and setting them. Needs Python's lock.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <Python.h>
 
 #include <string>
@@ -12,8 +13,13 @@ namespace pygraph::bindings {
 std::string gradient_pattern(PyObject* tensors);
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
 
+// As `tensor.grad = gradient` in Python, if PyTorch's setter would do nothing but store it; else
+// false, and nothing is done.
+bool set_plain_gradient(PyObject* tensor, const at::Tensor& gradient);
+
 // As `tensor.grad = gradient` in Python, for the tensors of a list; the gradients are those of
-// `values` (a list or a tuple) from `first` on. Throws std::invalid_argument where there are more
+// `values` (a list or a tuple) from `first` on, where an ellipsis stands for one that a replay has
+// set (replay/left_gradients.h). Throws std::invalid_argument where there are more
 // or fewer of them. False with a Python error set on failure.
 bool set_gradients(PyObject* tensors, PyObject* values, Py_ssize_t first);
 // `tensor.grad = None`. False with a Python error set on failure.

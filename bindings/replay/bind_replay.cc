@@ -152,6 +152,10 @@ void bind_graphed_callable(py::module_& m) {
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));
         });
+  m.def("leave_gradients",
+        [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
+          leave_gradients(callable.ptr(), tensors.ptr(), first);
+        });
   m.def("pause", &pause_replays);
   m.def("begin_profile", &begin_profile);
   m.def("end_profile", &end_profile, py::arg("detaches"));

@@ -185,7 +185,8 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
 }
 
 PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poison,
-                                const std::optional<at::Generator>& generator) {
+                                const std::optional<at::Generator>& generator,
+                                const GradientOwners& gradients) {
   at::RecordFunction range(at::RecordScope::USER_SCOPE);  // costs nothing unless somebody profiles
   if (range.isActive()) range.before(name);
   const c10::OptionalDeviceGuard guard(device_);
@@ -205,6 +206,8 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
   Donations donations;  // given back if anything below throws
   if (launch.donated) plan_.take_donated(launch, arguments, donations);
+  TakenGradients taken;
+  if (gradients.tensors != nullptr) left_gradients_.take(gradients, outputs_, launch, taken);
   {
     const WithoutPythonLock unlocked;
     plan_.allocate(launch);
@@ -220,7 +223,11 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   }
   donations.commit();
   back_off_.note_replay();
-  return build_outputs(outputs_, launch.outputs, arguments);
+  std::vector<PyObject*> instead;
+  if (gradients.tensors != nullptr) {
+    instead = left_gradients_.leave(gradients, outputs_, launch, taken);
+  }
+  return build_outputs(outputs_, launch.outputs, arguments, instead);
 }
 
 }  // namespace pygraph::bindings

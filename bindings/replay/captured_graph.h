@@ -14,6 +14,7 @@
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
 #include "replay/launch.h"
+#include "replay/left_gradients.h"
 #include "replay/memory_back_off.h"
 #include "replay/memory_plan.h"
 #include "replay/random_numbers.h"
@@ -80,8 +81,10 @@ class CapturedGraph {
   // is then filled with ones. -1: no poison. With poison and `holders` 0, a graph that uses donated
   // memory uses other memory instead; without poison it throws NotGivenAway.
   // `generator`: used in place of the device's default generator, which is not changed.
+  // `gradients`: whose gradients it leaves; not with poison.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
-                   const std::optional<at::Generator>& generator = std::nullopt);
+                   const std::optional<at::Generator>& generator = std::nullopt,
+                   const GradientOwners& gradients = {});
 
   const LinkedGraph& linked() const { return executable().linked(); }
   const ExecutableGraph& executable() const { return *replicas_.front()->executable; }
@@ -131,6 +134,7 @@ class CapturedGraph {
   std::optional<FftPlans> fft_plans_;  // if it uses some
   Switches switches_;                  // that it was recorded under
   MemoryBackOff back_off_;
+  LeftGradients left_gradients_;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
   StreamSlots slots_;

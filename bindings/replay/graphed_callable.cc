@@ -53,9 +53,9 @@ Decision* find(std::vector<Decision>& decided, PyObject* arguments, c10::Device 
 
 // As replay_matching(), of a graph that matches.
 std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* arguments,
-                                              Py_ssize_t holders) {
+                                              Py_ssize_t holders, const GradientOwners& gradients) {
   try {
-    PyObject* outputs = graph.replay(arguments, holders);
+    PyObject* outputs = graph.replay(arguments, holders, -1, std::nullopt, gradients);
     return {outputs, outputs != nullptr ? ReplayStatus::kReplayed : ReplayStatus::kError};
   } catch (const DriverError& error) {
     graph.failure = error.what();
@@ -121,6 +121,7 @@ void dealloc(PyObject* self) {
   GraphedCallable* callable = as_callable(self);
   Py_CLEAR(callable->uncaptured);
   Py_CLEAR(callable->miss);
+  Py_CLEAR(callable->gradients.tensors);
   delete callable->graphs;
   delete callable->uncaptured_decisions;
   delete callable->waiting;
@@ -132,6 +133,7 @@ void dealloc(PyObject* self) {
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_callable(self)->uncaptured);
   Py_VISIT(as_callable(self)->miss);
+  Py_VISIT(as_callable(self)->gradients.tensors);
   Py_VISIT(Py_TYPE(self));
   return 0;
 }
@@ -139,6 +141,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 int clear(PyObject* self) {
   Py_CLEAR(as_callable(self)->uncaptured);
   Py_CLEAR(as_callable(self)->miss);
+  Py_CLEAR(as_callable(self)->gradients.tensors);
   return 0;
 }
 
@@ -193,7 +196,7 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
     if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
     if (graph->is_audit_due()) return {nullptr, ReplayStatus::kNoMatch};
-    return try_replay(*graph, arguments, holders);
+    return try_replay(*graph, arguments, holders, callable.gradients);
   }
   if (Decision* decided = find(*callable.uncaptured_decisions, arguments, device, now)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
@@ -228,11 +231,19 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   callable->uncaptured = Py_NewRef(uncaptured);
   callable->miss = Py_NewRef(miss);
   callable->device = device;
+  callable->gradients = {};
   callable->graphs = new std::vector<Decision>;
   callable->uncaptured_decisions = new std::vector<Decision>;
   callable->waiting = new std::unordered_map<size_t, double>;
   PyObject_GC_Track(callable);
   return reinterpret_cast<PyObject*>(callable);
+}
+
+void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
+  GradientOwners& owners = checked(callable).gradients;
+  PyObject* before = owners.tensors;
+  owners = {Py_NewRef(tensors), first};
+  Py_XDECREF(before);
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.

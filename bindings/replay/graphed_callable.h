@@ -38,6 +38,7 @@ struct GraphedCallable {
   // audit is due; returns the outputs.
   PyObject* miss;
   int device;
+  GradientOwners gradients;  // whose gradients its replays leave; holds a reference to the list
   // Each most recently used first.
   std::vector<Decision>* graphs;
   std::vector<Decision>* uncaptured_decisions;
@@ -82,6 +83,8 @@ PyObject* clear_list(PyObject* list, PyObject* outputs);
 
 // All need Python's lock.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
+// Lets replays leave the gradients of `tensors`, a list: the outputs from `first` on.
+void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first);
 // Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,

@@ -238,35 +238,38 @@ at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10:
   return tensor;
 }
 
+static PyObject* build_output(const OutputPlan& plan, Py_ssize_t i,
+                              const std::vector<c10::Storage>& blocks, PyObject* arguments,
+                              PyObject* result) {
+  const Output& output = plan.outputs[i];
+  switch (output.kind) {
+    case OutputKind::kFresh: {
+      const OutputBuffer& buffer = plan.buffers[output.source];
+      return THPVariable_Wrap(
+          make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
+                      static_cast<int64_t>(buffer.offset) + output.byte_offset, output.conj_neg));
+    }
+    case OutputKind::kArgument:
+      return Py_NewRef(PyList_GET_ITEM(arguments, output.source));
+    case OutputKind::kView:
+      return THPVariable_Wrap(make_view(output, arguments));
+    case OutputKind::kRepeated:
+      return Py_NewRef(item(result, output.source));
+    case OutputKind::kPersistent:
+      break;
+  }
+  return Py_NewRef(plan.persistent[i]);
+}
+
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,
-                        PyObject* arguments) {
+                        PyObject* arguments, const std::vector<PyObject*>& instead) {
   const auto count = static_cast<Py_ssize_t>(plan.outputs.size());
   PyObject* result = plan.is_tuple ? PyTuple_New(count) : PyList_New(count);
   if (result == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const Output& output = plan.outputs[i];
-    PyObject* object = nullptr;
-    switch (output.kind) {
-      case OutputKind::kFresh: {
-        const OutputBuffer& buffer = plan.buffers[output.source];
-        object = THPVariable_Wrap(
-            make_tensor(blocks[buffer.block], output.dtype, output.sizes, output.strides,
-                        static_cast<int64_t>(buffer.offset) + output.byte_offset, output.conj_neg));
-        break;
-      }
-      case OutputKind::kArgument:
-        object = Py_NewRef(PyList_GET_ITEM(arguments, output.source));
-        break;
-      case OutputKind::kView:
-        object = THPVariable_Wrap(make_view(output, arguments));
-        break;
-      case OutputKind::kRepeated:
-        object = Py_NewRef(item(result, output.source));
-        break;
-      case OutputKind::kPersistent:
-        object = Py_NewRef(plan.persistent[i]);
-        break;
-    }
+    PyObject* object = instead.empty() || instead[i] == nullptr
+                           ? build_output(plan, i, blocks, arguments, result)
+                           : Py_NewRef(instead[i]);
     if (object == nullptr) {
       Py_DECREF(result);
       return nullptr;

@@ -95,8 +95,9 @@ void apply_placements(OutputPlan& plan, const std::vector<OutputPlacement>& dono
 at::Tensor make_tensor(const c10::Storage& storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                        c10::IntArrayRef strides, int64_t byte_offset, ConjNegBits conj_neg);
 
-// The tuple or list to return, on storages by block. Null with a Python error set on failure.
+// The tuple or list to return, on storages by block. `instead`: objects to be returned in place of
+// outputs, null for those that are to be built; or empty. Null with a Python error set on failure.
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,
-                        PyObject* arguments);
+                        PyObject* arguments, const std::vector<PyObject*>& instead = {});
 
 }  // namespace pygraph::bindings

@@ -142,6 +142,7 @@ class Variant:
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
+            gradients=(around.made, len(seen.form.kinds)) if around.made else None,
         )
         partition = Partition(step, info, self._options)
         # At once: no interrupt comes in between.

@@ -77,6 +77,8 @@ class Partition:
         self._thread = threading.local()  # `has_run`: it has run the function
         self._unpacked: dict[tuple_arguments.Lengths, Partition] = {}  # for calls with tuples
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
+        if info.gradients is not None:
+            runtime.engine().leave_gradients(self.callable, *info.gradients)
         self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
         observations.note_partition(self)

@@ -16,6 +16,8 @@ from pygraph.select.trial import Decision, Trial
 from pygraph.verify.audit_schedule import Audits
 
 if TYPE_CHECKING:
+    import torch
+
     from pygraph import _engine
 
 Kind = Literal["forward", "backward", "inference"]  # the first two are of a training step
@@ -38,6 +40,8 @@ class PartitionInfo:
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
     followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
+    # Tensors whose gradients are the last outputs, if replays are to set them, and the first of these.
+    gradients: tuple[list[torch.Tensor], int] | None = None
 
     @property
     def is_backward(self) -> bool:
