@@ -81,8 +81,9 @@ _LONGEST_DRAWING = 1.0  # seconds that a capture waits for functions that draw; 
 LONGEST_CAPTURE = 10.0
 
 
-# Releases of PyTorch with which the GPU suite has passed. The others have passed what needs no GPU.
-_SEEN_ON_A_GPU = ("2.11", "2.15")
+# Releases of PyTorch with which the GPU suite has passed, or the part of it for releases in between
+# (docs/how-to/check-on-a-gpu.md). The others have passed what needs no GPU.
+_SEEN_ON_A_GPU = ("2.11", "2.13", "2.14", "2.15")
 
 
 @functools.cache
