@@ -178,7 +178,11 @@ def test_steps_on_other_streams() -> None:
         stream = streams[i // 7 % 2]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            before = _allocations()
             kept.append((expected, graphed.step(x, y)))
+            # A correct program cannot tell by its results, because it waits; but by what is allocated.
+            if i >= 28 and i % 7 == 0:
+                assert _allocations() - before >= len(_parameters(graphed)), i
         torch.cuda.current_stream().wait_stream(stream)
         for other in streams:
             other.wait_stream(stream)
