@@ -51,6 +51,9 @@ bool LeftGradients::may_be_taken(const at::Tensor& gradient, const Left& left,
       !is_plain(gradient) || !tensor->has_storage()) {
     return false;
   }
+  // A backward elsewhere adds to it without a reference of Python's, and counts its version.
+  const c10::VariableVersion& version = tensor->version_counter();
+  if (!version.enabled() || version.current_version() != 0) return false;
   const c10::Storage& storage = gradient.storage();
   return left.storage && storage.unsafeGetStorageImpl() == left.storage->_unsafe_get_target() &&
          storage.use_count() == 1 && storage.data() == left.address &&

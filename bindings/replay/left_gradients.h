@@ -4,7 +4,9 @@
 // before, and leaves new ones. A gradient that nothing but its tensor holds, and that the last
 // replay left there, is taken from the tensor before the launch, and its memory is overwritten: an
 // allocation, a tensor and a release less for each. The program cannot tell: nobody has the old one
-// any more, and during the call the tensor has no gradient, as after `zero_grad()`.
+// any more, and during the call the tensor has no gradient, as after `zero_grad()`. (Another thread
+// that looks meanwhile finds none, also where the callable replaces gradients without dropping the
+// old ones first.)
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,7 +2,8 @@
 //
 // Determined once, in a recording: each output is fresh memory, a view of fresh memory, an argument
 // itself, a view of an argument, or an object that is the same at every call. A replay allocates
-// fresh memory and builds the tensors on it, so a result is never overwritten later.
+// fresh memory and builds the tensors on it, so a result is never overwritten later. (Gradients
+// that nobody can read any more are: replay/left_gradients.h.)
 #pragma once
 
 #include <ATen/core/Tensor.h>

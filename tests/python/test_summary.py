@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -87,6 +89,22 @@ def test_a_reset_frees_the_graphs_that_were_counted(
     partition.entries[b"key"] = Entry()
     partition.reset()
     assert tally.rows() == []
+
+
+def test_counting_keeps_no_tensors_of_the_program(
+    tally: summary.Tally, told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter may refer to the step that leaves its gradient: by a hook, for example."""
+    monkeypatch.setattr(runtime.engine(), "leave_gradients", lambda *_: None, raising=False)
+    parameter = torch.zeros(1)
+    info = dataclasses.replace(INFO, gradients=([parameter], 0))
+    assert info == INFO and hash(info) == hash(INFO)
+    partition = Partition(lambda args: args, info, Options())
+    parameter.step = partition  # type: ignore[attr-defined]
+    is_alive = weakref.ref(parameter)
+    del parameter, info, partition
+    gc.collect()
+    assert is_alive() is None and runtime.members(tally._alive) == []
 
 
 def test_operations_outside_of_graphs_are_counted(tally: summary.Tally) -> None:

@@ -41,7 +41,9 @@ class PartitionInfo:
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
     followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
     # Tensors whose gradients are the last outputs, if replays are to set them, and the first of these.
-    gradients: tuple[list[torch.Tensor], int] | None = None
+    gradients: tuple[list[torch.Tensor], int] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def is_backward(self) -> bool:

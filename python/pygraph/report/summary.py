@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterable
 
@@ -36,8 +37,10 @@ class Tally:
 
     def note_partition(self, partition: AnyPartition) -> None:
         self._alive.add(partition)
-        # Holds the entries until the partition ends, and then no longer.
-        end = weakref.finalize(partition, self._keep_rows, partition.info, partition.entries)
+        # Holds the entries until the partition ends, and then no longer; and no tensors of the
+        # program's, which may refer to the partition.
+        info = dataclasses.replace(partition.info, gradients=None)
+        end = weakref.finalize(partition, self._keep_rows, info, partition.entries)
         end.atexit = False
 
     def _keep_rows(self, info: PartitionInfo, entries: dict[bytes, Entry]) -> None:
