@@ -5,13 +5,13 @@
 #include "callables/argument_form.h"
 #include "callables/autograd_graph.h"
 #include "callables/call_observer.h"
-#include "callables/gradients.h"
 #include "callables/host_watch.h"
 #include "callables/modes.h"
 #include "callables/saved_tensor_hooks.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
 #include "conversions.h"
+#include "tensors/gradients.h"
 
 namespace py = pybind11;
 

@@ -4,8 +4,7 @@
 
 #include <utility>
 
-#include "callables/gradients.h"
-#include "record/operator_schema.h"
+#include "tensors/gradients.h"
 #include "tensors/recorded_streams.h"
 
 namespace pygraph::bindings {
@@ -48,7 +47,8 @@ bool LeftGradients::may_be_taken(const at::Tensor& gradient, const Left& left,
   }
   const c10::TensorImpl* tensor = gradient.unsafeGetTensorImpl();
   if (tensor->autograd_meta() != nullptr || tensor->pyobj_slot()->load_pyobj() != nullptr ||
-      !is_plain(gradient) || !tensor->has_storage()) {
+      gradient.layout() != c10::kStrided || tensor->is_python_dispatch() ||
+      !tensor->has_storage()) {
     return false;
   }
   // A backward elsewhere adds to it without a reference of Python's, and counts its version.

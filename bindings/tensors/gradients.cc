@@ -1,4 +1,4 @@
-#include "callables/gradients.h"
+#include "tensors/gradients.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
