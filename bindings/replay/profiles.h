@@ -13,8 +13,8 @@ void begin_profile();
 // second, and the next launches, count as part of the profile. detaches: whether it ever is
 // detached; if not, the profile goes on.
 void end_profile(bool detaches);
-// Whether an executable that was launched before must not be launched now: replays are slow then. To
-// be called once for each launch of one, and for each call that would time a replay.
+// Whether an executable that was launched before must not be launched now: replays are slow then.
+// To be called once for each launch of one, and for each call that would time a replay.
 bool needs_new_executable();
 
 }  // namespace pygraph::bindings
