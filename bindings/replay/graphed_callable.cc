@@ -240,10 +240,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 }
 
 void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
-  GradientOwners& owners = checked(callable).gradients;
-  PyObject* before = owners.tensors;
-  owners = {Py_NewRef(tensors), first};
-  Py_XDECREF(before);
+  checked(callable).gradients = {Py_NewRef(tensors), first};
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.

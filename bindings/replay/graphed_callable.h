@@ -83,7 +83,8 @@ PyObject* clear_list(PyObject* list, PyObject* outputs);
 
 // All need Python's lock.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
-// Lets replays leave the gradients of `tensors`, a list: the outputs from `first` on.
+// Lets replays leave the gradients of `tensors`, a list: the outputs from `first` on. Once, before
+// the first call.
 void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first);
 // Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.

@@ -19,8 +19,8 @@ bool set_plain_gradient(PyObject* tensor, const at::Tensor& gradient);
 
 // As `tensor.grad = gradient` in Python, for the tensors of a list; the gradients are those of
 // `values` (a list or a tuple) from `first` on, where an ellipsis stands for one that a replay has
-// set (replay/left_gradients.h). Throws std::invalid_argument where there are more
-// or fewer of them. False with a Python error set on failure.
+// set (replay/left_gradients.h). Throws std::invalid_argument where there are more or fewer of
+// them. False with a Python error set on failure.
 bool set_gradients(PyObject* tensors, PyObject* values, Py_ssize_t first);
 // `tensor.grad = None`. False with a Python error set on failure.
 bool clear_gradients(PyObject* tensors);

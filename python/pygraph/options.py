@@ -45,6 +45,7 @@ class Options:
     patches: frozenset[str] = dataclasses.field(default_factory=selection.default)
     optimizers: str = "off"
     warm_start: bool = False
+    reuse_gradients: bool = True
     record_capacity_gib: int = 1024
 
 

@@ -68,6 +68,14 @@ def test_a_replay_allocates_no_gradients() -> None:
     assert captured()[0].outputs > len(_parameters(graphed))
 
 
+def test_gradients_are_fresh_memory_where_the_option_says_so() -> None:
+    graphed = Training(_model, adamw, zero_first=True)
+    graphed.step = pygraph.graph(graphed.step, reuse_gradients=False)
+    for x, y in batches(_WARM_UP):
+        graphed.step(x, y)
+    assert _allocations_of(graphed, 10) >= len(_parameters(graphed))
+
+
 def _keeps_tensors(training: Training, i: int) -> Any:
     return [p.grad for p in _parameters(training)] if i % 2 else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -124,3 +125,24 @@ def test_a_tensor_with_attributes_runs_as_it_is_and_says_why(partitions: Any) ->
         x.scale = float(i)  # type: ignore[attr-defined]
         assert torch.equal(step(x), torch.full((3,), float(i)))
     assert "a tensor with attributes" in reason() and replays(partitions) == 0
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_replays_may_overwrite_gradients_only_where_that_is_wanted(
+    partitions: Any, reuse: bool
+) -> None:
+    model = torch.nn.Linear(3, 2)
+
+    @pygraph.graph(reuse_gradients=reuse)
+    def step(x: torch.Tensor) -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    for _ in range(6):
+        step(torch.ones(4, 3))
+    assert replays(partitions) > 0
+    for partition in partitions.all:
+        assert (partition.info.gradients is not None) == reuse
+        if reuse:
+            owners, first = partition.info.gradients
+            assert {id(p) for p in owners} == {id(p) for p in model.parameters()} and first == 0

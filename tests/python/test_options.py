@@ -26,6 +26,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "patches": frozenset(patch.name for patch in PATCHES if patch.exact),
         "optimizers": "off",
         "warm_start": False,
+        "reuse_gradients": True,
         "record_capacity_gib": 1024,
     }
     assert config.inductor == {}

@@ -326,16 +326,17 @@ def graph(function: Callable[..., Any] | None = None, /, **chosen: Any) -> Any:
     Results whose backward is run inside the call are returned detached.
 
     Options are those of the backend without the prefix: ``select``, ``audit``, ``max_graphs``,
-    ``lanes`` (1 by default), ``record_capacity_gib``. With ``adapt_optimizers=True``, PyTorch's
-    optimizers that count steps on the CPU are made capturable at the first call, and learning rates are
-    tensors during calls, which rounds differently. Raises ValueError for an unknown option or value,
-    and TypeError if ``function`` is not callable. Without a GPU, and in every case that PyGraph does
-    not understand, the function is called as it is.
+    ``lanes`` (1 by default), ``reuse_gradients``, ``record_capacity_gib``. With
+    ``adapt_optimizers=True``, PyTorch's optimizers that count steps on the CPU are made capturable at
+    the first call, and learning rates are tensors during calls, which rounds differently. Raises
+    ValueError for an unknown option or value, and TypeError if ``function`` is not callable. Without a
+    GPU, and in every case that PyGraph does not understand, the function is called as it is.
 
     The result may be called from several threads. While it records, no other thread may use the same
     tensors elsewhere. docs/explanation/whole-steps.md explains how it works.
     """
-    allowed = ("select", "audit", "max_graphs", "lanes", "record_capacity_gib", "adapt_optimizers")
+    own = ("select", "audit", "max_graphs", "lanes", "reuse_gradients", "record_capacity_gib")
+    allowed = (*own, "adapt_optimizers")
     unknown = [name for name in chosen if name not in allowed]
     if unknown:
         raise ValueError(

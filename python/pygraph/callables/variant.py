@@ -142,7 +142,11 @@ class Variant:
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
             followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
-            gradients=(around.made, len(seen.form.kinds)) if around.made else None,
+            gradients=(
+                (around.made, len(seen.form.kinds))
+                if around.made and self._options.reuse_gradients
+                else None
+            ),
         )
         partition = Partition(step, info, self._options)
         # At once: no interrupt comes in between.
