@@ -18,7 +18,8 @@ constexpr uint64_t kMinLargeAlloc = 10 << 20;
 constexpr uint64_t kLargeBuffer = 20 << 20;
 constexpr uint64_t kSmallSize = 1 << 20;
 
-constexpr size_t kMostPieces = 16;  // that are looked at for one in a segment of its own
+// That are allocated in search of a segment of its own. All of a segment of 16 GiB can be taken so.
+constexpr size_t kMostPieces = 1024;
 
 // The segment that a piece of the allocator's memory is in; 0 if the driver does not say.
 uint64_t segment_bytes(const void* memory) {

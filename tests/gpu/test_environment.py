@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,32 @@ def test_a_workspace_does_not_hold_a_large_free_piece(mib: int) -> None:
     assert len(captured()) == 1 and captured()[0].workspace_bytes >= x.nbytes
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() < 1 << 29
+    assert torch.cuda.memory_reserved() < 1 << 29, _large_segments()
+
+
+def test_a_workspace_leaves_a_large_segment_that_others_use() -> None:
+    """Such a segment cannot be given back before the workspace moves."""
+    model = compiled(lambda x: x[:400] + x.cumsum(0).cumsum(1).sum())
+    x = randn(1 << 10, 16 << 8)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    large = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    del large
+    others = torch.empty(1 << 25, dtype=torch.uint8, device="cuda")  # the first piece of it
+    _warm(model, x, calls=6)
+    assert len(captured()) == 1 and captured()[0].workspace_bytes >= x.nbytes
+    torch.cuda.synchronize()
+    del others
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 1 << 29, _large_segments()
+
+
+def _large_segments() -> list[tuple[int, list[tuple[int, str]]]]:
+    """Of PyTorch's allocator, with their pieces, for a message; the device's free memory first."""
+    segments: list[Any] = torch.cuda.memory_snapshot()
+    found = [(s["total_size"], [(b["size"], b["state"]) for b in s["blocks"]]) for s in segments]
+    free, _ = torch.cuda.mem_get_info()
+    return [(free, []), *(row for row in found if row[0] >= 1 << 29)]
 
 
 def test_a_users_own_graph_keeps_the_workspace_it_was_warmed_up_with() -> None:
