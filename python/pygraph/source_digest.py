@@ -25,7 +25,7 @@ def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
     """The digest of the functions' syntax trees: 16 hexadecimal digits. Empty if one has no source, or
     has been wrapped by another package than its own."""
     try:
-        if any(_is_wrapped_by_others(function) for function in functions):
+        if any(is_wrapped_by_others(function) for function in functions):
             return ""
         sources = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         text = "".join(_written(_Plain().visit(ast.parse(source))) for source in sources)
@@ -34,7 +34,8 @@ def digest_of(functions: tuple[Callable[..., Any], ...]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_wrapped_by_others(function: Any) -> bool:
+def is_wrapped_by_others(function: Any) -> bool:
+    """Whether another package than its own has wrapped the function."""
     own = _package(inspect.unwrap(function))
     while hasattr(function, "__wrapped__"):
         package = _package(function)

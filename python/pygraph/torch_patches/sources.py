@@ -9,8 +9,8 @@ import inspect
 from typing import Any, Literal
 
 from pygraph.engine import release as release
-from pygraph.source_digest import digest_of
 from pygraph.torch_patches.digests import DIGESTS, GONE
+from pygraph.torch_patches.stored_digests import StoredDigests
 from pygraph.torch_patches.table import PATCHES, Patch
 
 
@@ -45,23 +45,26 @@ def resolve(name: str) -> Any:
 def digest(name: str) -> str:
     """The digest of the source of the named object: empty for a value, "gone" if it does not exist."""
     digests = _digests()
-    return digests[name] if name in digests else _digest(name)
+    return digests[name] if name in digests else _digest(name, StoredDigests())
 
 
 @functools.cache
 def _digests() -> dict[str, str]:
     """Of all names in the table, before the first of them is replaced; but not of patches on demand,
     whose modules are not loaded before. (These wrap a function, so that its source is still found.)"""
+    stored = StoredDigests()
     patches = [patch for patch in PATCHES if patch.scope != "on demand"]
-    return {name: _digest(name) for patch in patches for name in patch.names}
+    found = {name: _digest(name, stored) for patch in patches for name in patch.names}
+    stored.save()
+    return found
 
 
-def _digest(name: str) -> str:
+def _digest(name: str, stored: StoredDigests) -> str:
     try:
         found = resolve(name)
     except Exception:  # of an import, too
         return GONE
-    return digest_of((found,)) if inspect.isroutine(found) or inspect.isclass(found) else ""
+    return stored.digest_of(found) if inspect.isroutine(found) or inspect.isclass(found) else ""
 
 
 def known_digest(name: str, release: str) -> str:
