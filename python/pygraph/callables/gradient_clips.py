@@ -117,7 +117,7 @@ def _clip(
         return None
     if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
         return None
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [g for p in parameters if (g := p.grad) is not None]
     if len(gradients) not in seen.counts:
         if not gradients or not all(_may_pass(g, gradients[0].device) for g in gradients):
             return None
