@@ -35,7 +35,6 @@ from pygraph.options import Options
 _PATCH = "optimizer_steps"
 _SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an optimizer for one step
 
-_KINDS = {torch.Tensor, type(None)}  # of gradients
 _LOOKS = 4  # steps whose gradients are looked at one by one
 
 # Optimizers that were looked at, with the number of programs then.
@@ -115,8 +114,7 @@ class _Steps:
         if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
             return self._function()
         gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
-        kinds = set(map(type, gradients))
-        if torch.Tensor not in kinds or not kinds <= _KINDS or not self._may_pass(gradients):
+        if all(gradient is None for gradient in gradients) or not self._may_pass(gradients):
             return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes[name] for name in _SCALER if name in attributes}

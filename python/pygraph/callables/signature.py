@@ -24,8 +24,8 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 class Key:
-    """Anything hashable, whose hash is computed once. Of keys that were found equal, the next comparison
-    is of one object with itself."""
+    """Anything hashable, whose hash is computed once. Keys that were found equal share their parts from
+    then on, so that the next comparison is short."""
 
     __slots__ = ("_hash", "parts")
 
