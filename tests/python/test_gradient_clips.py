@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -389,6 +390,43 @@ def test_a_clip_may_be_compiled(partitions: Any) -> None:
     train_alike(clip)
     torch._dynamo.reset()
     assert graphs and clips(partitions) == [5]
+
+
+@pytest.mark.parametrize("name", ["_get_total_norm", "_clip_grads_with_norm_"])
+def test_parts_that_a_program_replaces_are_called(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module: Any = sys.modules["torch.nn.utils.clip_grad"]
+    own, calls = getattr(module, name), []
+
+    def counted(*args: Any) -> Any:
+        calls.append(0)
+        return own(*args)
+
+    def clip(loop: Loop, i: int) -> torch.Tensor:
+        if i == 8:
+            monkeypatch.setattr(module, name, counted)
+        norm = clip_grad_norm_(loop.model.parameters(), 0.1)
+        if i == 11:
+            monkeypatch.setattr(module, name, own)
+        return norm
+
+    train_alike(clip)
+    assert len(calls) == 2 * 4 and clips(partitions) == [11 - 4]
+
+
+def test_nothing_holds_gradients_after_a_clip(partitions: Any) -> None:
+    """A graph may write gradients where the last ones were, if nobody else holds these."""
+    loop = Loop(sgd)
+    for x, y in batches(8):
+        loop.optimizer.zero_grad()
+        loop.backward(x, y)
+        gradient = loop.model[0].weight.grad
+        assert gradient is not None
+        count = sys.getrefcount(gradient)
+        clip_grad_norm_(loop.model.parameters(), 0.1)
+        assert sys.getrefcount(gradient) == count
+    assert clips(partitions) == [5]
 
 
 def test_parameters_and_graphs_are_freed(partitions: Any) -> None:

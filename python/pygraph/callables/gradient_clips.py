@@ -34,6 +34,7 @@ from pygraph.callables.serving import is_calling
 
 _PATCH = "gradient_clips"
 _NAME = "clip_grad_norm_"
+_TOTAL_NORM, _SCALE = "_get_total_norm", "_clip_grads_with_norm_"  # its parts, by name
 # As PyTorch has it, where PyTorch's would name a line of ours.
 _WARNING = "`parameters` is an empty generator, no gradient clipping will occur."
 
@@ -84,6 +85,8 @@ def install() -> None:
 
 def _replacement(own: Callable[..., Any]) -> Callable[..., Any]:
     """own: PyTorch's function."""
+    scope = own.__globals__
+    total_norm, scale = scope[_TOTAL_NORM], scope[_SCALE]
 
     @functools.wraps(own)
     def clip_grad_norm_(
@@ -98,7 +101,9 @@ def _replacement(own: Callable[..., Any]) -> Callable[..., Any]:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if not listed and isinstance(parameters, types.GeneratorType):
             warnings.warn(_WARNING, stacklevel=3)
-        made = _clip(own, listed, max_norm, norm_type, foreach)
+        made = None
+        if scope.get(_TOTAL_NORM) is total_norm and scope.get(_SCALE) is scale:
+            made = _clip(own, listed, max_norm, norm_type, foreach)
         return own(listed, max_norm, norm_type, False, foreach) if made is None else made[0]
 
     return clip_grad_norm_
