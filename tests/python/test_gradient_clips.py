@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import warnings
@@ -19,12 +20,13 @@ import pygraph
 from pygraph import options
 from pygraph.callables import graphed, trained
 from pygraph.callables.gradient_clips import _seen
+from pygraph.compile.backend import backend
 
 from .graphed_programs import assert_same, batches
 from .graphed_world import Replaying
-from .optimizer_loops import Loop, adamw, assert_trains_alike, loops, sgd
+from .optimizer_loops import OPTIONS, Loop, adamw, assert_trains_alike, loops, sgd
 
-_OPTIONS = options.Options()
+_AUTO = {"pygraph.optimizers": "auto", "pygraph.patches": "exact"}
 Clip = Callable[[Loop, int], Any]
 
 
@@ -171,7 +173,7 @@ def test_an_empty_generator_warns_at_the_programs_line(partitions: Any) -> None:
 
 @pytest.mark.parametrize("parameters", [[], (), [torch.nn.Parameter(torch.ones(2))]])
 def test_nothing_to_clip(partitions: Any, parameters: Any) -> None:
-    trained.note_program(parameters, _OPTIONS)
+    trained.note_program(parameters, OPTIONS)
     assert all(clip_grad_norm_(parameters, 0.1) == 0.0 for _ in range(8))
     assert clips(partitions) == []
 
@@ -270,7 +272,7 @@ def test_sparse_gradients_run_as_they_are(partitions: Any) -> None:
         torch.manual_seed(0)
         model = torch.nn.EmbeddingBag(10, 3, sparse=True)
         if graphs:
-            trained.note_program(model.parameters(), _OPTIONS)
+            trained.note_program(model.parameters(), OPTIONS)
         for _ in range(8):
             model.zero_grad()
             model(torch.arange(8).reshape(4, 2)).square().sum().backward()
@@ -321,7 +323,7 @@ def test_parameters_of_other_models_are_left_alone(partitions: Any) -> None:
     loop = Loop(sgd, graphs=False)
     for i, (x, y) in enumerate(batches(16)):
         if i == 8:
-            trained.note_program(loop.model.parameters(), _OPTIONS)
+            trained.note_program(loop.model.parameters(), OPTIONS)
         loop.optimizer.zero_grad()
         loop.backward(x, y)
         clip_grad_norm_(loop.model.parameters(), 0.1)
@@ -502,3 +504,42 @@ def test_models_are_clipped_in_several_threads(partitions: Any) -> None:
 
     for ours, theirs in zip(train(True), train(False), strict=True):
         assert_same(ours, theirs)
+
+
+_SWITCHING = """
+import weakref
+import torch
+from pygraph import options, runtime
+from pygraph.compile import backend
+
+wrapper = torch.nn.utils.clip_grad_norm_
+parameter = torch.nn.Parameter(torch.ones(2))
+runtime.unavailable_reason = lambda: None
+for asked, is_replaced in (("none", False), ("optimizer_steps", False), ("exact", True)):
+    given = {"pygraph.patches": asked, "pygraph.optimizers": "auto"}
+    backend._note_training([weakref.ref(parameter)], options.parse(None, given))
+    called = wrapper.__closure__[0].cell_contents
+    assert (called is not wrapper.__wrapped__) == is_replaced, asked
+"""
+
+
+def test_the_function_stays_pytorchs_unless_a_program_asks_for_the_patch() -> None:
+    subprocess.run([sys.executable, "-c", _SWITCHING], check=True, timeout=300)
+
+
+def test_a_program_that_the_backend_compiles_for_training_has_them(
+    partitions: Any, patched: None
+) -> None:
+    torch._dynamo.reset()
+    loop, other = Loop(sgd, graphs=False), Loop(sgd, graphs=False)
+    compiled: Any = torch.compile(loop.model, backend=backend, options=_AUTO)
+    loop.model = compiled  # in place, `compile()` does nothing for modules of torch.nn in PyTorch 2.11
+    for x, y in batches(14):
+        for each in (loop, other):
+            each.optimizer.zero_grad()
+            each.backward(x, y)
+            clip_grad_norm_(each.model.parameters(), 0.1)
+    torch._dynamo.reset()
+    assert clips(partitions) == [11]
+    (row,) = [row for row in pygraph.status().patches if row.name == "gradient_clips"]
+    assert row.state == "active"

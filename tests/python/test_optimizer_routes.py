@@ -21,11 +21,10 @@ from pygraph.compile.backend import backend
 
 from .graphed_programs import assert_same, batches, replays
 from .graphed_world import Replaying
-from .optimizer_loops import Loop, adamw, assert_trains_alike, loops, plainly, sgd
+from .optimizer_loops import OPTIONS, Loop, adamw, assert_trains_alike, loops, plainly, sgd
 
 _optim: Any = torch.optim
-_OPTIONS = options.Options()
-_AUTO = {"pygraph.optimizers": "auto"}
+_AUTO = {"pygraph.optimizers": "auto", "pygraph.patches": "exact"}
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_sparse_gradients_run_as_they_are(partitions: Any) -> None:
         torch.manual_seed(0)
         model = torch.nn.EmbeddingBag(10, 3, sparse=True)
         if graphs:
-            trained.note_program(model.parameters(), _OPTIONS)
+            trained.note_program(model.parameters(), OPTIONS)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for i in range(12):
             optimizer.zero_grad()
