@@ -272,7 +272,7 @@ def test_clips_with_a_scheduler() -> None:
 def test_each_norm_to_clip_to_has_a_graph() -> None:
     clip = lambda loop, i: clip_grad_norm_(loop.model.parameters(), 0.1 if i < _STEPS else 0.2)  # noqa: E731
     kept = assert_trains_alike(clipping(clip, 2 * _STEPS))
-    assert clip_replays() > 30, pygraph.stats()
+    assert clip_replays() > 20, pygraph.stats()
     del kept
 
 
@@ -331,30 +331,34 @@ def test_clips_of_each_parameter() -> None:
     del kept
 
 
-def test_graphs_of_clips_go_with_their_parameters() -> None:
+def test_graphs_of_clips_keep_no_parameters() -> None:
     loop = Loop(sgd, "auto")
     clipping(lambda loop, _: clip_grad_norm_(loop.model.parameters(), 0.1))(loop)
     assert clip_replays() > 15, pygraph.stats()
+    gone = weakref.ref(next(loop.model.parameters()))
+    pygraph.reset()
     torch._dynamo.reset()
     del loop
     gc.collect()
-    assert clip_replays() == 0
+    assert gone() is None
 
 
 def test_a_whole_step_by_graph_contains_its_clips() -> None:
-    clip = lambda loop: clip_grad_norm_(loop.model.parameters(), 0.1)  # noqa: E731
-    plain, whole = Loop(adamw, "auto"), Loop(adamw, "auto")
+    def train(graphs: bool) -> list[torch.Tensor]:
+        loop = Loop(adamw, "auto")
 
-    def step(loop: Loop, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loop.optimizer.zero_grad()
-        F.cross_entropy(loop.call(x), y).backward()
-        norm = clip(loop)
-        loop.optimizer.step()
-        return norm
+        def whole(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loop.optimizer.zero_grad()
+            F.cross_entropy(loop.call(x), y).backward()
+            norm = clip_grad_norm_(loop.model.parameters(), 0.1)
+            loop.optimizer.step()
+            return norm
 
-    called = pygraph.graph(step)
-    for x, y in batches(_STEPS):
-        plain.norms.append(step(plain, x, y))
-        whole.norms.append(called(whole, x, y))
-    for a, b in zip(whole.state(), plain.state(), strict=True):
+        step = pygraph.graph(whole) if graphs else whole
+        norms = [step(x, y) for x, y in batches(_STEPS)]
+        if graphs:
+            assert sum(row.replays for row in captured() if row.name == "whole") > 10, pygraph.stats()
+        return [*loop.state(), *norms]
+
+    for a, b in zip(train(True), train(False), strict=True):
         assert torch.equal(a, b), pygraph.stats()
