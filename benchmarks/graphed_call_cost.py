@@ -25,7 +25,7 @@ from rich.table import Table
 
 import pygraph
 from pygraph import runtime
-from pygraph.callables import serving, variant
+from pygraph.callables import serving, trained, variant
 from pygraph.callables.graphed import Graphed
 from pygraph.callables.host import probes
 from pygraph.callables.signature import take_apart
@@ -64,7 +64,7 @@ def use_nothing() -> None:
     for module, name, instead in (
         (runtime, "unavailable_reason", lambda: None),
         (variant, "Partition", Nothing),
-        (variant, "device_of", lambda tensors: torch.device("cpu")),
+        *((of, "device_of", lambda tensors: torch.device("cpu")) for of in (variant, trained)),
         (probes, "is_on_host", lambda tensor: False),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
     ):

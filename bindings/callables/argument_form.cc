@@ -15,8 +15,8 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
-constexpr int kDeepest = 32;         // containers in each other
-constexpr size_t kMostTensors = 64;  // which are compared with each other
+constexpr int kDeepest = 32;           // containers in each other
+constexpr size_t kMostTensors = 4096;  // compared with each other when the form is made
 
 bool is_type_of_value(PyTypeObject* type) {
   return type == Py_TYPE(Py_None) || type == &PyBool_Type || type == &PyLong_Type ||
@@ -78,6 +78,7 @@ std::unique_ptr<ArgumentForm> ArgumentForm::of(const py::tuple& args, const py::
   std::unique_ptr<ArgumentForm> form(new ArgumentForm(node_types));
   std::vector<PyObject*> tensors;
   const bool has_form = form->add(args.ptr(), tensors, 0) && form->add(kwargs.ptr(), tensors, 0);
+  form->tensor_count_ = tensors.size();
   return has_form && form->are_leaves() ? std::move(form) : nullptr;
 }
 
@@ -159,7 +160,7 @@ py::list ArgumentForm::leaf_types() const {
 
 py::object ArgumentForm::match(const py::tuple& args, const py::dict& kwargs) const {
   if (!are_leaves() || current_modes() != modes_) return py::none();
-  Found found{nodes_.data(), py::list(), py::list()};
+  Found found{nodes_.data(), py::list(), py::list(), PointerSet(tensor_count_)};
   if (!visit(args.ptr(), found) || !visit(kwargs.ptr(), found)) return py::none();
   for (const py::handle tensor : found.tensors) {
     if (has_attributes(tensor.ptr())) return py::none();
@@ -210,13 +211,13 @@ bool ArgumentForm::visit_dict(PyObject* dict, Found& found) {
 
 bool ArgumentForm::visit_tensor(const Node& node, PyObject* tensor, Found& found) {
   PyObject* tensors = found.tensors.ptr();
-  Py_ssize_t number = 0;
-  while (number < PyList_GET_SIZE(tensors) && PyList_GET_ITEM(tensors, number) != tensor) ++number;
-  if (number != node.number) return false;
+  const bool is_new = node.number == PyList_GET_SIZE(tensors);
+  if (is_new && !found.seen.insert(tensor)) return false;
+  if (!is_new && PyList_GET_ITEM(tensors, node.number) != tensor) return false;
   if (THPVariable_Unpack(tensor).requires_grad() != node.requires_grad) return false;
   if (has_gradient(tensor) != node.has_gradient) return false;
   if (THPVariable_Unpack(tensor).is_inference() != node.is_inference) return false;
-  return number < PyList_GET_SIZE(tensors) || PyList_Append(tensors, tensor) == 0;
+  return !is_new || PyList_Append(tensors, tensor) == 0;
 }
 
 }  // namespace pygraph::bindings

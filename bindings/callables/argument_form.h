@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "callables/modes.h"
+#include "callables/pointer_set.h"
 
 namespace pygraph::bindings {
 
@@ -51,6 +52,7 @@ class ArgumentForm {
     const Node* next;
     pybind11::list leaves;
     pybind11::list tensors;  // each once
+    PointerSet seen;         // the same
   };
 
   explicit ArgumentForm(pybind11::dict node_types);
@@ -66,6 +68,7 @@ class ArgumentForm {
   pybind11::dict node_types_;
   std::vector<Node> nodes_;
   std::vector<PyTypeObject*> leaf_types_;  // each once
+  size_t tensor_count_ = 0;                // each once
 };
 
 }  // namespace pygraph::bindings

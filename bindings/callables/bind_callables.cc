@@ -165,6 +165,14 @@ void bind_gradients(py::module_& m) {
   m.def("remove_saved_tensors_hooks", [](const py::object& pack, bool with_others) {
     return remove_saved_tensors_hooks(pack.ptr(), with_others);
   });
+  m.def("bump_versions", [](const py::list& tensors, const py::list& positions) {
+    for (const py::handle& position : positions) {
+      const size_t i = PyLong_AsSize_t(position.ptr());
+      if (i >= tensors.size()) throw py::index_error();
+      const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors.ptr(), i));
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  });
   m.def("clear_gradients", [](const py::list& tensors) {
     if (!clear_gradients(tensors.ptr())) throw py::error_already_set();
   });

@@ -10,18 +10,19 @@ import torch
 import torch.nn.functional as F
 
 from pygraph import options
-from pygraph.callables import optimizer_steps
+from pygraph.callables import gradient_clips, optimizer_steps, trained
 
 from . import frozen_world
 from .graphed_programs import assert_same, batches
 from .graphed_world import Replaying, partitions_of
 
-_OPTIONS = options.Options()
+OPTIONS = options.own({"patches": "exact"})  # whatever PYGRAPH_PATCHES says
 
 
 def loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
     """For the fixture ``partitions``."""
     optimizer_steps.install()
+    gradient_clips.install()
     yield from partitions_of(lambda: frozen_world.install(monkeypatch))
 
 
@@ -33,7 +34,7 @@ class Loop:
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
         self.optimizer = optimizer(self.model.parameters())
         if graphs:
-            optimizer_steps.note_program(self.model.parameters(), _OPTIONS)
+            trained.note_program(self.model.parameters(), OPTIONS)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(self.model(x), y)

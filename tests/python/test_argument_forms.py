@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.callables.signature import Arguments, Forms, take_apart, unflattener
+from pygraph import runtime
+from pygraph.callables.signature import Arguments, Forms, Key, take_apart, unflattener
 
 
 class _Number(enum.IntEnum):
@@ -232,3 +233,56 @@ def test_trees_of_results_are_made_as_pytree_makes_them() -> None:
             assert type(made) is type(expected)
             assert pytree.tree_structure(made) == pytree.tree_structure(expected)
             assert all(map(lambda a, b: a is b, pytree.tree_leaves(made), leaves))
+
+
+@pytest.mark.parametrize("count", [1, 65, 1000])
+def test_many_tensors_have_a_form(count: int) -> None:
+    """As the gradients of a large model have, which are passed in each step."""
+
+    def arguments(*same: tuple[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tensors = [torch.ones(1) for _ in range(count)]
+        for i, j in same:
+            tensors[i] = tensors[j]
+        return ([*tensors, tensors[0]], 1.0), {}
+
+    first, other = arguments(), arguments()
+    taken = take_apart(*first)
+    assert taken is not None
+    forms = Forms()
+    forms.add(taken, *first)
+    found, expected = forms.take_apart(*other), take_apart(*other)
+    assert found is not None and expected is not None
+    _assert_equal(found, expected)
+    if count > 1:  # another of them is there twice
+        assert forms.take_apart(*arguments((count - 1, count // 2))) is None
+        assert forms.take_apart(*arguments((1, 0))) is None
+    args, kwargs = arguments()
+    args[0][-1] = torch.ones(1)  # none is there twice
+    assert forms.take_apart(args, kwargs) is None
+
+
+def test_equal_keys_are_compared_once() -> None:
+    compared = []
+
+    class Compared(tuple):  # type: ignore[type-arg]
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(0)
+            return tuple.__eq__(self, other)
+
+        __hash__ = tuple.__hash__
+
+    one, other, third = Key(Compared((1,))), Key(Compared((1,))), Key(Compared((2,)))
+    assert one == other and one == other and {one: 1}[other] == 1
+    assert len(compared) == 1 and one != third and hash(one) == hash(other)
+
+
+def test_versions_of_what_is_written_are_counted() -> None:
+    with torch.inference_mode():
+        inference = torch.ones(1)
+    tensors = [torch.ones(1), torch.ones(1), inference, torch.ones(2)[:1]]
+    runtime.engine().bump_versions(tensors, [0, 2, 3])
+    assert [t._version for t in tensors if not t.is_inference()] == [1, 0, 1]
+    with pytest.raises(IndexError):
+        runtime.engine().bump_versions(tensors, [4])

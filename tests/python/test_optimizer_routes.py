@@ -16,16 +16,15 @@ import torch.nn.functional as F
 
 import pygraph
 from pygraph import options
-from pygraph.callables import graphed, optimizer_steps
+from pygraph.callables import graphed, trained
 from pygraph.compile.backend import backend
 
 from .graphed_programs import assert_same, batches, replays
 from .graphed_world import Replaying
-from .optimizer_loops import Loop, adamw, assert_trains_alike, loops, plainly, sgd
+from .optimizer_loops import OPTIONS, Loop, adamw, assert_trains_alike, loops, plainly, sgd
 
 _optim: Any = torch.optim
-_OPTIONS = options.Options()
-_AUTO = {"pygraph.optimizers": "auto"}
+_AUTO = {"pygraph.optimizers": "auto", "pygraph.patches": "exact"}
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_sparse_gradients_run_as_they_are(partitions: Any) -> None:
         torch.manual_seed(0)
         model = torch.nn.EmbeddingBag(10, 3, sparse=True)
         if graphs:
-            optimizer_steps.note_program(model.parameters(), _OPTIONS)
+            trained.note_program(model.parameters(), OPTIONS)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for i in range(12):
             optimizer.zero_grad()
@@ -160,8 +159,8 @@ def test_an_optimizer_and_its_graphs_are_freed(partitions: Any) -> None:
     "asked", [{}, {"optimizers": "off"}, {"optimizers": "auto", "select": "never"}]
 )
 def test_programs_do_without_unless_they_ask(partitions: Any, asked: Any) -> None:
-    assert optimizer_steps.is_wanted(options.own({"optimizers": "auto"}))
-    assert not optimizer_steps.is_wanted(options.own(asked))
+    assert trained.is_wanted(options.own({"optimizers": "auto"}))
+    assert not trained.is_wanted(options.own(asked))
 
 
 def test_the_option_names_its_values() -> None:

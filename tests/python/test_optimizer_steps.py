@@ -12,14 +12,12 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
-from pygraph import options
 
 from .graphed_programs import batches, reason, replays
 from .graphed_world import Replaying
 from .optimizer_loops import Loop, adamw, assert_trains_alike, loops, plainly, sgd
 
 _optim: Any = torch.optim
-_OPTIONS = options.Options()
 
 
 @pytest.fixture

@@ -24,5 +24,8 @@ Then the callable becomes the function of a partition, which records and replays
     backward_function    runs the kept graph: partitions for the backward
 
 Optimizers: optimizer_forms (which of them a graph can hold), rates and rate_probe (learning rates that
-may move), optimizer_steps (graphs of ``optimizer.step()`` in plain loops). ``pygraph.check``: check.
+may move). ``pygraph.check``: check.
+
+Plain loops: trained (the parameters of compiled programs), route (from a function of PyTorch's to its
+graph), optimizer_steps (``optimizer.step()``), gradient_clips (``clip_grad_norm_``).
 """

@@ -6,7 +6,8 @@ nothing. The patch ``optimizer_steps`` replaces it by one that checks whether th
 are those of a program that the backend has compiled for training. Such an optimizer gets an attribute
 ``step`` of its own, as schedulers give it one:
 
-    the call      optimizer.step() -> Route -> a graphed callable (graphed.py) -> the step as it was
+    the call      optimizer.step() -> Route (route.py) -> a graphed callable (graphed.py)
+                  -> the step as it was
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
@@ -16,51 +17,28 @@ call an optimizer's step.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import logging
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pygraph import runtime
-from pygraph.callables.graphed import Graphed
+from pygraph.callables import trained
+from pygraph.callables.route import Route
 from pygraph.callables.serving import is_calling
-from pygraph.callables.variant import device_of
 from pygraph.options import Options
 
+_PATCH = "optimizer_steps"
 _SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an optimizer for one step
 
-_KINDS = {torch.Tensor, type(None)}  # of gradients
 _LOOKS = 4  # steps whose gradients are looked at one by one
 
-# Parameters of the programs that were compiled for training, with the options of the last one.
-_trained = WeakIdKeyDictionary()
-_programs = 0
 # Optimizers that were looked at, with the number of programs then.
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-
-
-def is_wanted(options: Options) -> bool:
-    """Whether a program asks for graphs of its optimizers' steps, and may have them."""
-    is_asked_for = options.optimizers == "auto" and options.select != "never"
-    return is_asked_for and runtime.unavailable_reason() is None
-
-
-def note_program(inputs: Iterable[Any], options: Options) -> None:
-    """Of a program that was compiled for training. Never raises."""
-    global _programs
-    with runtime.harmless("noting a program's parameters"):
-        parameters = [x for x in inputs if isinstance(x, torch.nn.Parameter)]
-        for parameter in parameters:
-            _trained[parameter] = options
-        if parameters:
-            _programs += 1
 
 
 @functools.cache
@@ -77,35 +55,24 @@ def install() -> None:
 
 def _look_at(optimizer: torch.optim.Optimizer) -> None:
     """Gives an optimizer a route, if a program has been compiled for its parameters."""
-    if _seen.get(optimizer) == _programs or is_calling():
+    if _seen.get(optimizer) == trained.programs() or is_calling():
         return
     with runtime.harmless("looking at an optimizer"):
         is_known = optimizer in _seen and hasattr(optimizer.__dict__.get("step"), "pygraph_route")
-        _seen[optimizer] = _programs
+        _seen[optimizer] = trained.programs()
         options = None if is_known else _options_for(optimizer)
         if options is not None and runtime.unavailable_reason() is None:
             _give_route(optimizer, options)
 
 
 def _options_for(optimizer: torch.optim.Optimizer) -> Options | None:
-    """Of the program that has compiled one of its parameters. None for no such program, or for
-    parameters that a graph cannot have."""
-    parameters = _parameters(optimizer)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return None
-    device = device_of(parameters)
-    if device is None or not all(p.device == device and _is_plain(p) for p in parameters):
-        return None
-    found: Options | None = next((_trained[p] for p in parameters if p in _trained), None)
-    return found
+    return trained.options_for(_parameters(optimizer), _PATCH)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
 
 
 def _give_route(optimizer: Any, options: Options) -> None:
@@ -114,7 +81,7 @@ def _give_route(optimizer: Any, options: Options) -> None:
     # Without one of its own, it has the step that its class has at each call.
     by_class = lambda *args, **kwargs: type(optimizer).step(optimizer, *args, **kwargs)  # noqa: E731
     function = by_class if own is None else own
-    route = Route(optimizer, function, options)
+    route = _Steps(optimizer, function, options)
 
     @functools.wraps(before)
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +93,7 @@ def _give_route(optimizer: Any, options: Options) -> None:
     optimizer.step = types.MethodType(step, optimizer)
 
 
-class Route:
+class _Steps:
     """The steps of one optimizer. Thread-safe as the optimizer is."""
 
     def __init__(
@@ -136,44 +103,35 @@ class Route:
         self._optimizer = optimizer
         self._function = function
         self._looks_left = _LOOKS
-        self.has_begun = False  # the step as it was, in the call under way
-        run = _step_function(optimizer, function, self)
-        run.__name__ = run.__qualname__ = f"{type(optimizer).__name__}.step"
-        own = dataclasses.replace(options, lanes=1)
-        self.graphed = Graphed(run, own, level=logging.INFO)
+        make = functools.partial(_step_function, optimizer, function)
+        self._route = Route(f"{type(optimizer).__name__}.step", make, options)
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a step, by a graph where there is one."""
         has_closure = any(x is not None for x in (*args, *kwargs.values()))
-        if has_closure or self.graphed.has_given_up or self._has_hooks():
+        if has_closure or self._route.has_given_up or self._has_hooks():
             return self._function(*args, **kwargs)
         if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
             return self._function()
         gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
-        kinds = set(map(type, gradients))
-        if torch.Tensor not in kinds or not kinds <= _KINDS or not self._may_pass(gradients):
+        if all(gradient is None for gradient in gradients) or not self._may_pass(gradients):
             return self._function()
         attributes = self._optimizer.__dict__
         given = {name: attributes[name] for name in _SCALER if name in attributes}
-        self.has_begun = False
         try:
             for name in given:
                 del attributes[name]
-            return self.graphed(gradients, given)
-        except Exception as error:
-            if self.has_begun:
-                raise  # the program's
-            self.graphed.give_up(runtime.brief(error))
+            made = self._route.call(gradients, given)
         finally:
             attributes.update(given)
-        return self._function()
+        return self._function() if made is None else made[0]
 
     def _may_pass(self, gradients: list[torch.Tensor | None]) -> bool:
         """In the first steps: whether a graph can have such gradients. Later steps are compared with
         these by the graph."""
         if self._looks_left == 0:
             return True
-        if not all(g is None or (_is_plain(g) and not g.requires_grad) for g in gradients):
+        if not all(g is None or (trained.is_plain(g) and not g.requires_grad) for g in gradients):
             return False
         self._looks_left -= 1
         return True
@@ -189,7 +147,7 @@ class Route:
 
 
 def _step_function(
-    optimizer: torch.optim.Optimizer, step: Callable[[], Any], route: Route
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], begin: Callable[[Any], None]
 ) -> Callable[..., Any]:
     """A step as a function of gradients and of what GradScaler gives. It leaves both as they were."""
 
@@ -202,7 +160,7 @@ def _step_function(
                     parameter.grad = gradient
             for name, value in given.items():
                 setattr(optimizer, name, value)
-            route.has_begun = True
+            begin(gradients)
             return step()
         finally:
             for name in given:

@@ -24,7 +24,8 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 class Key:
-    """Anything hashable, whose hash is computed once."""
+    """Anything hashable, whose hash is computed once. Keys that were found equal share their parts from
+    then on, so that the next comparison is short."""
 
     __slots__ = ("_hash", "parts")
 
@@ -37,7 +38,13 @@ class Key:
 
     def __eq__(self, other: object) -> bool:
         try:
-            return isinstance(other, Key) and bool(self.parts == other.parts)
+            if not isinstance(other, Key) or self._hash != other._hash:
+                return False
+            if self.parts is not other.parts:
+                if not self.parts == other.parts:
+                    return False
+                other.parts = self.parts
+            return True
         except Exception:  # of keys of the program's in a dictionary
             return False
 

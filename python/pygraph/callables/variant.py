@@ -205,9 +205,7 @@ class Variant:
         """Python would have counted the versions of what is written."""
         assert self._around is not None
         self._around.state.bump_versions(self._written_state)
-        for i in self._written_arguments:
-            if not arguments.tensors[i].is_inference():
-                torch.autograd.graph.increment_version(arguments.tensors[i])
+        runtime.engine().bump_versions(arguments.tensors, self._written_arguments)
 
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)

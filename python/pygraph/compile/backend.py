@@ -21,7 +21,7 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.callables import optimizer_steps
+from pygraph.callables import trained
 from pygraph.compile import (
     attachment,
     barriers,
@@ -220,10 +220,12 @@ def _compile_with_graphs(
 def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
-    """Lets the steps of the program's optimizers have graphs, if it asks for them."""
-    if optimizer_steps.is_wanted(config.own) and _provides(config, "optimizer_steps"):
-        living = (reference() for reference in parameters)
-        optimizer_steps.note_program((p for p in living if p is not None), config.own)
+    """Lets what trains the program's parameters in a plain loop have graphs, if it asks for them."""
+    if trained.is_wanted(config.own):
+        provided = [_provides(config, name) for name in ("optimizer_steps", "gradient_clips")]
+        if any(provided):
+            living = (reference() for reference in parameters)
+            trained.note_program((p for p in living if p is not None), config.own)
 
 
 def _provides(config: BackendConfig, name: str) -> bool:

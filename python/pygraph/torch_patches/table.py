@@ -22,6 +22,7 @@ _TRITON = "torch._inductor.codegen.triton.TritonKernel"
 _COMMON = "torch._inductor.codegen.common"
 _WRITES_CODE = "torch._dynamo.codegen.PyCodegen.make_call_generated_code"
 _PROFILER = "torch.autograd.profiler"
+_CLIP = "torch.nn.utils.clip_grad"
 _OURS = "pygraph.torch_patches"
 
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")  # that PyGraph supports, the oldest first
@@ -245,6 +246,18 @@ PATCHES: tuple[Patch, ...] = (
         scope="on demand",
         saves="the host time of optimizer.step() in plain loops, not measured on a GPU yet",
         apply="pygraph.callables.optimizer_steps:install",
+    ),
+    Patch(
+        name="gradient_clips",
+        replaces=(f"{_CLIP}.clip_grad_norm_",),
+        relies_on=(
+            f"{_CLIP}._no_grad",
+            f"{_CLIP}._get_total_norm",
+            f"{_CLIP}._clip_grads_with_norm_",
+        ),
+        scope="on demand",
+        saves="the host time of clip_grad_norm_ in plain loops, not measured on a GPU yet",
+        apply="pygraph.callables.gradient_clips:install",
     ),
 )
 
