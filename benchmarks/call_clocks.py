@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from pygraph import runtime
 from pygraph.callables import serving
@@ -18,6 +21,8 @@ from pygraph.callables.step_function import StepFunction
 from pygraph.callables.variant import Variant
 
 REST = "the rest"
+_CALLS = 40  # of each kind
+_IN_A_ROW = 7
 # In bindings/replay/replay_clocks.h.
 _OF_A_REPLAY = (
     "- match arguments",
@@ -72,7 +77,8 @@ class Clocks:
         total = time.perf_counter() - start
         parts = dict(self._spent)
         found = {"in all": total} | parts | {REST: total - sum(parts.values())}
-        found |= zip(_OF_A_REPLAY, runtime.engine().replay_clocks(False), strict=True)
+        replay = zip(_OF_A_REPLAY, runtime.engine().replay_clocks(False), strict=True)
+        found |= {part: seconds for part, seconds in replay if seconds > 0}
         return {part: seconds * 1e6 for part, seconds in found.items()}
 
 
@@ -93,3 +99,44 @@ def running() -> Iterator[Clocks]:
         StepFunction.call = clocked  # type: ignore[method-assign, assignment]
         stack.callback(setattr, StepFunction, "call", call)
         yield clocks
+
+
+def columns(call: Callable[[], object], megabytes: int) -> dict[str, dict[str, float]]:
+    """Medians by part, of calls: right after another one; after a sweep through so much memory; the
+    first and the seventh of some in a row, during which a GPU works."""
+    torch.set_num_threads(1)  # this core makes the sweep
+    swept = torch.zeros(megabytes * 1024 * 1024, dtype=torch.uint8)
+    with running() as clocks:
+        found = {
+            "warm": [_after(None, clocks, call) for _ in range(_CALLS)],
+            "cold": [_after(swept, clocks, call) for _ in range(_CALLS)],
+        }
+        if torch.cuda.is_available():
+            rows = [_in_a_row(clocks, call) for _ in range(_CALLS)]
+            found |= {"first": [row[0] for row in rows], "seventh": [row[-1] for row in rows]}
+    return {
+        name: {
+            part: statistics.median(of.get(part, 0.0) for of in calls)
+            for part in dict.fromkeys(part for of in calls for part in of)
+        }
+        for name, calls in found.items()
+    }
+
+
+def _after(swept: torch.Tensor | None, clocks: Clocks, call: Callable[[], object]) -> dict[str, float]:
+    """The GPU is idle."""
+    call()
+    if swept is not None:
+        swept.add_(1)
+    synchronize()
+    return clocks.take(call)
+
+
+def _in_a_row(clocks: Clocks, call: Callable[[], object]) -> list[dict[str, float]]:
+    synchronize()
+    return [clocks.take(call) for _ in range(_IN_A_ROW)]
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 """The host time of one call of a graphed callable that a graph serves, by part.
 
     python -m benchmarks.graphed_call_cost
-    python -m benchmarks.graphed_call_cost --inside [--layers 72] [--resnet] [--sweep 256]
+    python -m benchmarks.graphed_call_cost --inside [--layers 72] [--resnet] [--compile] [--sweep 256]
 
 A training step of 1, 12 and 72 linear layers with fused AdamW: 8 tensors of state per layer (two
 parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left;
@@ -11,16 +11,16 @@ Without a GPU a partition that only returns takes the engine's place, so "in all
 PyGraph's work around a replay. With a GPU it includes the replay, and is host time. Least of several
 rounds, in microseconds.
 
-``--inside`` has clocks in the calls (call_clocks.py): of one step, from warm caches, and after a sweep
-through so many MB has emptied the CPU's caches, as other work does between two calls of a program.
-``--resnet``: of ResNet-50. Medians, in microseconds.
+``--inside`` has clocks in the calls of one step (call_clocks.py): "warm" right after another call, and
+"cold" after a sweep through so many MB has emptied the CPU's caches, as other work does between two
+calls of a program; with a GPU also the first and the seventh of calls in a row. ``--resnet``: of
+ResNet-50. Medians, in microseconds. PYGRAPH_SHORT_CHECKS=0 shows what calls take without short checks.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +43,6 @@ from pygraph.partition.signature import Entry
 _ROUNDS = 150  # short ones, as others may use the machine
 _CALLS = 40  # few enough for the launch queue
 _WARM_UP = 60
-_CLOCKED = 40  # calls, of each kind
 
 Call = Callable[[], object]
 
@@ -105,8 +104,7 @@ def microseconds(call: Call) -> float:
     """The host's time of one call."""
     least = float("inf")
     for _ in range(_ROUNDS):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        call_clocks.synchronize()
         start = time.perf_counter()
         for _ in range(_CALLS):
             call()
@@ -178,27 +176,16 @@ def resnet(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
 
 
 def inside(args: argparse.Namespace, device: str) -> dict[str, dict[str, float]]:
-    """Parts of calls, from warm and from empty caches."""
+    """Parts of calls: medians, by how the calls are made."""
     model: torch.nn.Module = linear_layers(args.layers).to(device)
     batch: Sequence[torch.Tensor] = [torch.randn(3, 4, device=device) for _ in range(2)]
     if args.resnet:
         model, batch = resnet(device)
+    if args.compile:
+        model.compile()
     step = make_step(model, leaves_gradients=False)
     warmed_up(step, batch)
-    sweep = torch.zeros(args.sweep * 1024 * 1024, dtype=torch.uint8)
-    columns: dict[str, list[dict[str, float]]] = {"warm": [], "cold": []}
-    with call_clocks.running() as clocks:
-        for name, found in columns.items():
-            for _ in range(_CLOCKED):
-                if name == "cold":
-                    sweep.add_(1)
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                found.append(clocks.take(functools.partial(step, *batch)))
-    return {
-        name: {part: statistics.median(call.get(part, 0.0) for call in calls) for part in calls[-1]}
-        for name, calls in columns.items()
-    }
+    return call_clocks.columns(functools.partial(step, *batch), args.sweep)
 
 
 def main() -> None:
@@ -206,6 +193,7 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help="clocks in the calls")
     parser.add_argument("--layers", type=int, default=72)
     parser.add_argument("--resnet", action="store_true", help="ResNet-50 in place of linear layers")
+    parser.add_argument("--compile", action="store_true", help="the model, by Inductor")
     parser.add_argument("--sweep", type=int, default=256, help="MB")
     args = parser.parse_args()
     has_gpu = torch.cuda.is_available()
@@ -215,6 +203,8 @@ def main() -> None:
     where = torch.cuda.get_device_name() if has_gpu else "no GPU, a partition that does nothing"
     columns = inside(args, device) if args.inside else alone(device)
     Console(width=120).print(table_of(columns, where))
+    for row in pygraph.stats() if has_gpu and args.inside else []:
+        print(row)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,13 @@ PyObject* attributes_of(PyObject* object) {
   return attributes == nullptr ? nullptr : *attributes;
 }
 
+// Where the object has the pointer to that dictionary, if each object of its class has it there:
+// most are of OrderedDict, of which a module has ten. Null for others (the offset is negative where
+// Python makes the dictionary when it is asked for).
+PyObject** place_of_attributes(PyObject* object) {
+  return Py_TYPE(object)->tp_dictoffset > 0 ? _PyObject_GetDictPtr(object) : nullptr;
+}
+
 bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
   return std::ranges::any_of(keys, [&](PyObject* other) { return is_same(key, other); });
 }
@@ -167,7 +174,8 @@ void HostWatch::add_function(PyObject* function) {
 }
 
 void HostWatch::add_instance(PyObject* instance) {
-  instances_.push_back({instance, Py_TYPE(instance), attributes_of(instance)});
+  instances_.push_back(
+      {instance, Py_TYPE(instance), place_of_attributes(instance), attributes_of(instance)});
 }
 
 void HostWatch::add_class(PyObject* type) {
@@ -251,11 +259,14 @@ bool HostWatch::holds() {
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
-         std::ranges::all_of(instances_,
-                             [](const Instance& watched) {
-                               return Py_TYPE(watched.instance) == watched.type &&
-                                      attributes_of(watched.instance) == watched.attributes;
-                             }) &&
+         std::ranges::all_of(
+             instances_,
+             [](const Instance& watched) {
+               if (Py_TYPE(watched.instance) != watched.type) return false;
+               PyObject** place = watched.place;
+               return (place != nullptr ? *place : attributes_of(watched.instance)) ==
+                      watched.attributes;
+             }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
            // Python may have no more versions for it.
            return watched.version != 0 && watched.type->tp_version_tag == watched.version;

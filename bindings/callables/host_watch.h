@@ -87,6 +87,7 @@ class HostWatch {
   struct Instance {
     PyObject* instance;
     PyTypeObject* type;
+    PyObject** place;      // of the pointer to them in objects of this class, or null
     PyObject* attributes;  // or null
   };
   struct Class {
