@@ -266,7 +266,7 @@ void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
 
 void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
   if (!are_checks_short() || PyList_GET_SIZE(tensors) == 0) return;
-  checked(callable).own = new OwnInputs(tensors, first);
+  delete std::exchange(checked(callable).own, new OwnInputs(tensors, first));
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.

@@ -91,7 +91,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 // the first call.
 void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first);
 // Says that nobody else has the tensors, a list, and that they are the arguments from `first` on in
-// each call. Once, before the first call.
+// each call. Before the first call. Throws std::invalid_argument.
 void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first);
 // Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.

@@ -4,19 +4,25 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 
 #include "tensors/prefetch.h"
 
 namespace pygraph::bindings {
 
 OwnInputs::OwnInputs(PyObject* tensors, Py_ssize_t first)
-    : tensors_(PyList_AsTuple(tensors)), first_(static_cast<size_t>(first)) {
-  if (tensors_ == nullptr) throw std::bad_alloc();
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors_); ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(tensors_, i));
-    storages_.push_back(tensor.storage());
+    : tensors_(nullptr), first_(static_cast<size_t>(first)) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    if (!THPVariable_Check(object) || !THPVariable_Unpack(object).has_storage() ||
+        THPVariable_Unpack(object).storage_offset() != 0) {
+      throw std::invalid_argument("own inputs are tensors that cover their storages");
+    }
+    storages_.push_back(THPVariable_Unpack(object).storage());
   }
   addresses_.resize(storages_.size());
+  tensors_ = PyList_AsTuple(tensors);
+  if (tensors_ == nullptr) throw std::bad_alloc();
 }
 
 OwnInputs::~OwnInputs() {
