@@ -74,10 +74,11 @@ struct DictWatcher {
     }
   }
 
-  void remove(PyObject* dict, const DictChanges* changes) noexcept {
+  template <typename Predicate>
+  void remove(PyObject* dict, Predicate is_removed) noexcept {
     const auto found = listeners.find(dict);
     if (found == listeners.end()) return;
-    std::erase_if(found->second, [&](const Listener& of) { return of.changes == changes; });
+    std::erase_if(found->second, is_removed);
     if (!found->second.empty()) return;
     listeners.erase(found);
     if (PyDict_Unwatch(id, dict) != 0) PyErr_Clear();
@@ -90,6 +91,8 @@ void DictChanges::watch(const std::vector<PyObject*>& dicts) noexcept {
     DictWatcher& watcher = DictWatcher::get();
     if (watcher.id < 0) return;
     is_changed_.assign(dicts.size(), 0);
+    unchanged_.assign(dicts.size(), 0);
+    untold_.reserve(dicts.size());
     changed_.clear();
     changed_.reserve(dicts.size());
     dicts_.reserve(dicts.size());
@@ -109,14 +112,26 @@ void DictChanges::watch(const std::vector<PyObject*>& dicts) noexcept {
 
 void DictChanges::stop() noexcept {
   for (PyObject* dict : dicts_) {
-    if (dict != nullptr) DictWatcher::get().remove(dict, this);
+    if (dict == nullptr) continue;
+    DictWatcher::get().remove(dict, [&](const auto& of) { return of.changes == this; });
   }
   dicts_.clear();
   untold_.clear();
   changed_.clear();
 }
 
+void DictChanges::note_unchanged(uint32_t position) noexcept {
+  constexpr unsigned char kMostUnchanged = 100;
+  if (++unchanged_[position] < kMostUnchanged) return;
+  DictWatcher::get().remove(dicts_[position], [&](const auto& of) {
+    return of.changes == this && of.position == position;
+  });
+  untold_.push_back(position);
+}
+
 #else
+
+void DictChanges::note_unchanged(uint32_t /*position*/) noexcept {}
 
 void DictChanges::watch(const std::vector<PyObject*>& /*dicts*/) noexcept {}
 

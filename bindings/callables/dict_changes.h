@@ -38,6 +38,9 @@ class DictChanges {
   // All from this position on; none if nothing is watched.
   void note_from(size_t position) noexcept;
   bool is_alive(uint32_t position) const { return dicts_[position] != nullptr; }
+  // One that was taken is as it was. If that is so often, as with the globals of a script, Python
+  // is not asked any more, so that the program's writes to it cost what they did.
+  void note_unchanged(uint32_t position) noexcept;
   // Positions of dictionaries that Python does not tell about.
   const std::vector<uint32_t>& untold() const { return untold_; }
 
@@ -47,7 +50,8 @@ class DictChanges {
   std::vector<PyObject*> dicts_;  // null: it is gone
   std::vector<uint32_t> untold_;
   std::vector<char> is_changed_;
-  std::vector<uint32_t> changed_;  // has room for all
+  std::vector<unsigned char> unchanged_;  // how often each was taken, and as it was
+  std::vector<uint32_t> changed_;         // has room for all
 };
 
 }  // namespace pygraph::bindings

@@ -211,9 +211,11 @@ void HostWatch::watch_dicts() {
 bool HostWatch::changed_dicts_hold() {
   while (changes_.has_changes()) {
     const uint32_t i = changes_.take();
-    if (changes_.is_alive(i) && holds(dicts_[i])) continue;
-    changes_.note(i);
-    return false;
+    if (!changes_.is_alive(i) || !holds(dicts_[i])) {
+      changes_.note(i);
+      return false;
+    }
+    changes_.note_unchanged(i);
   }
   return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return holds(dicts_[i]); });
 }

@@ -107,6 +107,22 @@ def test_what_changes_nothing() -> None:
         program.optimizer.zero_grad()
 
 
+def test_a_dictionary_that_is_always_modified() -> None:
+    program = Program()
+    states = [program.state(), program.state()]
+    for i in range(250):
+        program.plain["a"] = -1
+        program.plain["a"] = 1
+        assert states[0].holds()
+        if i % 2:
+            assert states[1].holds()
+    for _ in range(3):
+        program.plain["a"] = 2
+        assert not any(state.holds() for state in states)
+        program.plain["a"] = 1
+        assert all(state.holds() for state in states)
+
+
 def test_a_change_is_seen_again_after_it_was_undone() -> None:
     program = Program()
     state = program.state()
