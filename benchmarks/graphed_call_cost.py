@@ -1,6 +1,7 @@
 """The host time of one call of a graphed callable that a graph serves, by part.
 
     python -m benchmarks.graphed_call_cost
+    python -m benchmarks.graphed_call_cost --inside [--layers 72] [--resnet] [--compile] [--sweep 256]
 
 A training step of 1, 12 and 72 linear layers with fused AdamW: 8 tensors of state per layer (two
 parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left;
@@ -9,13 +10,19 @@ with ``zero_grad`` at the beginning, two per layer are.
 Without a GPU a partition that only returns takes the engine's place, so "in all" is the time of
 PyGraph's work around a replay. With a GPU it includes the replay, and is host time. Least of several
 rounds, in microseconds.
+
+``--inside`` has clocks in the calls of one step (call_clocks.py): "warm" right after another call, and
+"cold" after a sweep through so many MB has emptied the CPU's caches, as other work does between two
+calls of a program; with a GPU also the first and the seventh of calls in a row. ``--resnet``: of
+ResNet-50. Medians, in microseconds. PYGRAPH_SHORT_CHECKS=0 shows what calls take without short checks.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pygraph
+from benchmarks import call_clocks
 from pygraph import runtime
 from pygraph.callables import serving, trained, variant
 from pygraph.callables.graphed import Graphed
@@ -71,8 +79,11 @@ def use_nothing() -> None:
         setattr(module, name, instead)
 
 
-def make_step(layers: int, device: str, leaves_gradients: bool) -> Graphed:
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers))).to(device)
+def linear_layers(layers: int) -> torch.nn.Module:
+    return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
+
+
+def make_step(model: torch.nn.Module, leaves_gradients: bool) -> Graphed:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -93,8 +104,7 @@ def microseconds(call: Call) -> float:
     """The host's time of one call."""
     least = float("inf")
     for _ in range(_ROUNDS):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        call_clocks.synchronize()
         start = time.perf_counter()
         for _ in range(_CALLS):
             call()
@@ -121,33 +131,80 @@ def parts(step: Graphed, variant: Variant, x: torch.Tensor, y: torch.Tensor) -> 
     }
 
 
+def table_of(columns: dict[str, dict[str, float]], where: str) -> Table:
+    table = Table(title=f"One call, microseconds ({where}, PyTorch {torch.__version__})")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for part in dict.fromkeys(part for of in columns.values() for part in of):
+        table.add_row(part, *(f"{of.get(part, 0.0):.2f}" for of in columns.values()))
+    return table
+
+
+def warmed_up(step: Graphed, batch: Sequence[torch.Tensor]) -> Variant:
+    """After calls until it has a graph."""
+    for _ in range(_WARM_UP):
+        step(*batch)
+    found = [v for of in step._variants.values() for v in of if v.partition is not None]
+    if len(found) != 1:
+        raise SystemExit(f"no graph: {[entry.reason for entry in step.entries.values()]}")
+    return found[0]
+
+
+def alone(device: str) -> dict[str, dict[str, float]]:
+    """Each part by itself, from warm caches."""
+    columns: dict[str, dict[str, float]] = {}
+    for leaves_gradients in (False, True):
+        for layers in (1, 12, 72):
+            step = make_step(linear_layers(layers).to(device), leaves_gradients)
+            x, y = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
+            variant = warmed_up(step, (x, y))
+            name = f"{8 * layers} tensors" + (f", {2 * layers} gradients" if leaves_gradients else "")
+            columns[name] = {"in all": microseconds(functools.partial(step, x, y))}
+            for part, call in parts(step, variant, x, y).items():
+                columns[name][part] = microseconds(call)
+    return columns
+
+
+def resnet(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
+    """With a batch."""
+    import torchvision  # needs seconds, and only here
+
+    x = torch.randn(16 if device == "cuda" else 2, 3, 64, 64, device=device)
+    model = torchvision.models.resnet50(num_classes=4).to(device)
+    return model, (x, torch.randn(len(x), 4, device=device))
+
+
+def inside(args: argparse.Namespace, device: str) -> dict[str, dict[str, float]]:
+    """Parts of calls: medians, by how the calls are made."""
+    model: torch.nn.Module = linear_layers(args.layers).to(device)
+    batch: Sequence[torch.Tensor] = [torch.randn(3, 4, device=device) for _ in range(2)]
+    if args.resnet:
+        model, batch = resnet(device)
+    if args.compile:
+        model.compile()
+    step = make_step(model, leaves_gradients=False)
+    warmed_up(step, batch)
+    return call_clocks.columns(functools.partial(step, *batch), args.sweep)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inside", action="store_true", help="clocks in the calls")
+    parser.add_argument("--layers", type=int, default=72)
+    parser.add_argument("--resnet", action="store_true", help="ResNet-50 in place of linear layers")
+    parser.add_argument("--compile", action="store_true", help="the model, by Inductor")
+    parser.add_argument("--sweep", type=int, default=256, help="MB")
+    args = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
         use_nothing()
     device = "cuda" if has_gpu else "cpu"
     where = torch.cuda.get_device_name() if has_gpu else "no GPU, a partition that does nothing"
-    table = Table(title=f"One call, microseconds ({where}, PyTorch {torch.__version__})")
-    columns: dict[str, dict[str, float]] = {}
-    for leaves_gradients in (False, True):
-        for layers in (1, 12, 72):
-            step = make_step(layers, device, leaves_gradients)
-            x, y = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
-            for _ in range(_WARM_UP):
-                step(x, y)
-            found = [v for of in step._variants.values() for v in of if v.partition is not None]
-            if len(found) != 1:
-                raise SystemExit(f"no graph: {[entry.reason for entry in step.entries.values()]}")
-            name = f"{8 * layers} tensors" + (f", {2 * layers} gradients" if leaves_gradients else "")
-            columns[name] = {"in all": microseconds(functools.partial(step, x, y))}
-            for part, call in parts(step, found[0], x, y).items():
-                columns[name][part] = microseconds(call)
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for part in next(iter(columns.values())):
-        table.add_row(part, *(f"{of[part]:.2f}" for of in columns.values()))
-    Console(width=120).print(table)
+    columns = inside(args, device) if args.inside else alone(device)
+    Console(width=120).print(table_of(columns, where))
+    for row in pygraph.stats() if has_gpu and args.inside else []:
+        print(row)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 #include "callables/host_watch.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+
+#include "tensors/prefetch.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -33,6 +36,13 @@ PyObject* entry(PyObject* dict, PyObject* key) {
 PyObject* attributes_of(PyObject* object) {
   PyObject** attributes = _PyObject_GetDictPtr(object);
   return attributes == nullptr ? nullptr : *attributes;
+}
+
+// Where the object has the pointer to that dictionary, if each object of its class has it there:
+// most are of OrderedDict, of which a module has ten. Null for others (the offset is negative where
+// Python makes the dictionary when it is asked for).
+PyObject** place_of_attributes(PyObject* object) {
+  return Py_TYPE(object)->tp_dictoffset > 0 ? _PyObject_GetDictPtr(object) : nullptr;
 }
 
 bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
@@ -75,6 +85,8 @@ void HostWatch::add(Dict watched, PyObject* keys, PyObject* values) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
   }
+  changes_.stop();
+  looks_ = 0;
   versions_.emplace_back(watched.dict, 0);
   dicts_.push_back(std::move(watched));
 }
@@ -111,31 +123,32 @@ HostWatch::Tensor HostWatch::describe(PyObject* object) {
 }
 
 void HostWatch::add_tensor(PyObject* object) {
-  tensors_.push_back(describe(object));
-  if (!tensors_.back().is_strided) return;
   const at::Tensor& tensor = THPVariable_Unpack(object);
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  tensors_.push_back(describe(object));
+  places_.push_back(
+      {object, tensor.unsafeGetTensorImpl(), meta == nullptr ? nullptr : &meta->requires_grad_});
+  if (!tensors_.back().is_strided) return;
   layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
   layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
   layouts_.push_back(tensor.storage_offset());
 }
 
-// Asks for the memory that the comparison of tensor `i` will read: tensors lie all over the heap,
-// each behind two pointers.
-void HostWatch::prefetch(size_t i) const {
-  constexpr size_t kStep = 4;  // tensors between one pointer and the next
-  if (i + 2 * kStep < tensors_.size()) __builtin_prefetch(tensors_[i + 2 * kStep].tensor);
-  if (i + kStep >= tensors_.size()) return;
-  const auto* tensor = reinterpret_cast<const char*>(
-      THPVariable_Unpack(tensors_[i + kStep].tensor).unsafeGetTensorImpl());
-  for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += 64) {
-    __builtin_prefetch(tensor + offset);
-  }
+// Asks for the memory that a later comparison will read. What has another place by now is read from
+// there, without having been asked for.
+void HostWatch::prefetch_after(size_t i) const {
+  constexpr size_t kAhead = 8;
+  if (i + kAhead >= places_.size()) return;
+  const Place& place = places_[i + kAhead];
+  prefetch(place.object, sizeof(THPVariable));
+  prefetch(place.tensor, sizeof(c10::TensorImpl));
+  if (place.requires_grad != nullptr) prefetch(place.requires_grad, 1);
 }
 
 bool HostWatch::tensors_hold() const {
   const int64_t* layout = layouts_.data();
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    prefetch(i);
+    prefetch_after(i);
     const Tensor& watched = tensors_[i];
     if (describe(watched.tensor) != watched) return false;
     if (!watched.is_strided) continue;
@@ -161,7 +174,8 @@ void HostWatch::add_function(PyObject* function) {
 }
 
 void HostWatch::add_instance(PyObject* instance) {
-  instances_.push_back({instance, Py_TYPE(instance), attributes_of(instance)});
+  instances_.push_back(
+      {instance, Py_TYPE(instance), place_of_attributes(instance), attributes_of(instance)});
 }
 
 void HostWatch::add_class(PyObject* type) {
@@ -172,14 +186,38 @@ void HostWatch::add_class(PyObject* type) {
 }
 
 bool HostWatch::dicts_hold() {
+  if (changes_.is_watching()) return changed_dicts_hold();
+  if (++looks_ == kLooksUntilWatched) watch_dicts();
   for (size_t i = 0; i < versions_.size(); ++i) {
     auto& [dict, known] = versions_[i];
     const uint64_t version = version_of(dict);
     if (version != 0 && version == known) continue;
-    if (!holds(dicts_[i])) return false;
+    if (!holds(dicts_[i])) {
+      changes_.note_from(i);  // these have not been compared since they are watched
+      return false;
+    }
     known = version;  // of before the comparison, in which Python may run
   }
   return true;
+}
+
+// Not at once: most states of the host are looked at once or twice.
+void HostWatch::watch_dicts() {
+  std::vector<PyObject*> dicts;
+  for (const Dict& watched : dicts_) dicts.push_back(watched.dict);
+  changes_.watch(dicts);
+}
+
+bool HostWatch::changed_dicts_hold() {
+  while (changes_.has_changes()) {
+    const uint32_t i = changes_.take();
+    if (!changes_.is_alive(i) || !holds(dicts_[i])) {
+      changes_.note(i);
+      return false;
+    }
+    changes_.note_unchanged(i);
+  }
+  return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return holds(dicts_[i]); });
 }
 
 bool HostWatch::holds(const Dict& watched) {
@@ -223,11 +261,14 @@ bool HostWatch::holds() {
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
-         std::ranges::all_of(instances_,
-                             [](const Instance& watched) {
-                               return Py_TYPE(watched.instance) == watched.type &&
-                                      attributes_of(watched.instance) == watched.attributes;
-                             }) &&
+         std::ranges::all_of(
+             instances_,
+             [](const Instance& watched) {
+               if (Py_TYPE(watched.instance) != watched.type) return false;
+               PyObject** place = watched.place;
+               return (place != nullptr ? *place : attributes_of(watched.instance)) ==
+                      watched.attributes;
+             }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
            // Python may have no more versions for it.
            return watched.version != 0 && watched.type->tp_version_tag == watched.version;

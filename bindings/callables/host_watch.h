@@ -5,9 +5,10 @@
 // be thousands, and each call compares them, so the comparison is made here: by identity, and for
 // different objects that are numbers or strings by value.
 //
-// Python up to 3.12 gives a dictionary a new version at each modification, unique in the process. A
-// dictionary that still has the version with which it was compared last is not compared again. (A
-// module of PyTorch has some 14 dictionaries, an optimizer one for each parameter.)
+// A module of PyTorch has some 14 dictionaries, an optimizer one for each parameter. Python
+// from 3.12 on tells which of them are modified (dict_changes.h). Python up to 3.12 gives a
+// dictionary a new version at each modification, unique in the process. A dictionary that has not
+// been modified since it was compared is not compared again.
 #pragma once
 
 #include <Python.h>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "callables/dict_changes.h"
 #include "tensors/arguments.h"
 
 namespace pygraph::bindings {
@@ -85,6 +87,7 @@ class HostWatch {
   struct Instance {
     PyObject* instance;
     PyTypeObject* type;
+    PyObject** place;      // of the pointer to them in objects of this class, or null
     PyObject* attributes;  // or null
   };
   struct Class {
@@ -100,16 +103,29 @@ class HostWatch {
   static bool remove_others(const Dict& watched);
   static bool restore(const List& watched);
   void add(Dict watched, PyObject* keys, PyObject* values);
+  // Where the comparison of a tensor will read, most probably.
+  struct Place {
+    const PyObject* object;
+    const void* tensor;
+    const void* requires_grad;  // null if it has no gradient's description
+  };
+  static constexpr int kLooksUntilWatched = 3;
+
   bool dicts_hold();
+  void watch_dicts();
+  bool changed_dicts_hold();
   bool tensors_hold() const;
-  void prefetch(size_t i) const;
+  void prefetch_after(size_t i) const;
 
   std::vector<Dict> dicts_;
   // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
   std::vector<std::pair<PyObject*, uint64_t>> versions_;
+  DictChanges changes_;
+  int looks_ = 0;
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;
+  std::vector<Place> places_;     // of the tensors
   std::vector<int64_t> layouts_;  // of the tensors, in a row
   std::vector<Function> functions_;
   std::vector<Instance> instances_;

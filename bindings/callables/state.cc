@@ -8,6 +8,7 @@
 
 #include "record/operator_schema.h"
 #include "tensors/outputs.h"
+#include "tensors/prefetch.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -26,6 +27,13 @@ std::pair<const char*, const char*> range_of(const at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
   const auto* first = static_cast<const char*>(tensor.const_data_ptr());
   return {first, first + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
+}
+
+// Where the tensor's version is counted, to be asked for; not to be followed.
+const void* counter_of(const c10::TensorImpl* tensor) {
+  const c10::VariableVersion& version = tensor->version_counter();
+  static_assert(sizeof version == sizeof(const void*));
+  return *reinterpret_cast<const void* const*>(&version);
 }
 
 bool overlap(PyObject* tensors) {
@@ -124,7 +132,10 @@ std::vector<uint32_t> State::written() const {
 bool State::is_valid() const {
   size_t owned = 0;  // storages
   size_t last = tensors_.size();
-  for (const Owner& owner : owners_) {
+  constexpr size_t kAhead = 16;
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    if (i + kAhead < owners_.size()) prefetch(owners_[i + kAhead].tensor._unsafe_get_target(), 1);
+    const Owner& owner = owners_[i];
     if (owner.tensor.expired()) continue;
     const c10::TensorImpl* tensor = owner.tensor._unsafe_get_target();
     if (!tensor->has_storage() || tensor->unsafe_storage().unsafeGetStorageImpl() != owner.memory) {
@@ -149,11 +160,26 @@ bool State::is_shared_by(PyObject* tensors) const {
   return share_storages && overlap(tensors);
 }
 
+// Of what a tensor holds, all that is read is in its first line. Its counter is behind it, and is
+// increased by an instruction that waits for all reads before it: it must be there by then.
+void State::prefetch_after(size_t i) const {
+  constexpr size_t kAhead = 8;
+  if (i + 2 * kAhead < owners_.size()) {
+    prefetch(owners_[i + 2 * kAhead].tensor._unsafe_get_target(), 1);
+  }
+  if (i + kAhead < owners_.size()) {
+    const WeakTensor& owner = owners_[i + kAhead].tensor;
+    if (!owner.expired()) prefetch(counter_of(owner._unsafe_get_target()), 1);
+  }
+}
+
 void State::bump(size_t item) const {
   for (size_t i = first_owner_[item]; i < first_owner_[item + 1]; ++i) {
+    prefetch_after(i);
     if (owners_[i].tensor.expired()) continue;
     c10::TensorImpl* owner = owners_[i].tensor._unsafe_get_target();
-    if (!owner->is_inference()) owner->bump_version();
+    // Inference tensors have no counter.
+    if (owner->version_counter().enabled()) owner->bump_version();
   }
 }
 

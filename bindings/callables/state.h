@@ -62,6 +62,7 @@ class State {
   static void add_owner(Item& item, const WeakTensor& owner);
   void keep(const std::vector<Item>& items);
   void bump(size_t item) const;
+  void prefetch_after(size_t i) const;
 
   std::vector<at::Tensor> tensors_;
   // Read at each call, so in a row: the owners of each tensor's storage, tensor by tensor; where a

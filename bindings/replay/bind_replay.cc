@@ -8,6 +8,7 @@
 #include "replay/captured_graph.h"
 #include "replay/graphed_callable.h"
 #include "replay/profiles.h"
+#include "replay/replay_clocks.h"
 #include "replay/whole_graph.h"
 
 namespace py = pybind11;
@@ -156,6 +157,10 @@ void bind_graphed_callable(py::module_& m) {
         [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
           leave_gradients(callable.ptr(), tensors.ptr(), first);
         });
+  m.def("own_inputs", [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
+    own_inputs(callable.ptr(), tensors.ptr(), first);
+  });
+  m.def("replay_clocks", &ReplayClocks::take);
   m.def("pause", &pause_replays);
   m.def("begin_profile", &begin_profile);
   m.def("end_profile", &end_profile, py::arg("detaches"));

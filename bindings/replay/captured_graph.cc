@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "replay/profiles.h"
+#include "replay/replay_clocks.h"
 #include "torch_private/torch_cuda.h"
 #include "without_python_lock.h"
 
@@ -148,8 +149,8 @@ void CapturedGraph::defragment_workspace() {
   workspace->defragment();
 }
 
-bool CapturedGraph::matches(PyObject* arguments, const Switches& switches) const {
-  return switches == switches_ && bindings::matches(arguments_, arguments, device_);
+bool CapturedGraph::matches(PyObject* arguments, const Switches& switches, Positions known) const {
+  return switches == switches_ && bindings::matches(arguments_, arguments, device_, known);
 }
 
 void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions) {
@@ -168,7 +169,9 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   plan_.place_internal_memory(launch, workspace, random_memory);
   ExecutableGraph& executable = *replica.executable;
   if (executable.was_launched() && needs_new_executable()) executable.drop();
+  ReplayClocks::end(ReplayPart::kPlace);
   nodes_touched += executable.bind(launch.addresses);
+  ReplayClocks::end(ReplayPart::kBind);
   if (random_.are_drawn()) {
     // From pageable memory: the driver has copied the bytes when the call returns.
     PYGRAPH_CHECK(driver_, copy_to_device_async(random_memory, positions.data(),
@@ -179,6 +182,7 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
     plan_.poison_internal_memory(driver_, launch, workspace, needed);
   }
   executable.launch(stream);
+  ReplayClocks::end(ReplayPart::kLaunch);
   slots_.launched(slot, stream);
   ++replays;
   if (launch.donated) ++donated_replays;
@@ -186,7 +190,7 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
 
 PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poison,
                                 const std::optional<at::Generator>& generator,
-                                const GradientOwners& gradients) {
+                                const GradientOwners& gradients, const OwnInputs* own) {
   at::RecordFunction range(at::RecordScope::USER_SCOPE);  // costs nothing unless somebody profiles
   if (range.isActive()) range.before(name);
   const c10::OptionalDeviceGuard guard(device_);
@@ -199,8 +203,9 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     throw NotGivenAway("somebody holds an argument whose memory the graph was to use");
   }
   launch.poison = poison;
+  ReplayClocks::end(ReplayPart::kStream);
   launch.addresses.reserve(executable().slot_count());
-  plan_.collect_input_addresses(arguments, launch.addresses);
+  plan_.collect_input_addresses(arguments, own, launch.addresses);
   launch.outputs.resize(outputs_.block_bytes.size());
   launch.regions.resize(linked().regions.size());
   const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
@@ -208,10 +213,12 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   if (launch.donated) plan_.take_donated(launch, arguments, donations);
   TakenGradients taken;
   if (gradients.tensors != nullptr) left_gradients_.take(gradients, outputs_, launch, taken);
+  ReplayClocks::end(ReplayPart::kAddresses);
   {
     const WithoutPythonLock unlocked;
     plan_.allocate(launch);
     launch.addresses.resize(executable().slot_count());
+    ReplayClocks::end(ReplayPart::kAllocate);
     const std::vector<PhiloxPosition> positions = random_.reserve(generators);
     try {
       bind_and_launch(launch, positions);
@@ -227,7 +234,9 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   if (gradients.tensors != nullptr) {
     instead = left_gradients_.leave(gradients, outputs_, launch, taken);
   }
-  return build_outputs(outputs_, launch.outputs, arguments, instead);
+  PyObject* outputs = build_outputs(outputs_, launch.outputs, arguments, instead);
+  ReplayClocks::end(ReplayPart::kOutputs);
+  return outputs;
 }
 
 }  // namespace pygraph::bindings

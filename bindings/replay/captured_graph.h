@@ -54,8 +54,9 @@ class CapturedGraph {
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
 
-  // Whether the graph may be replayed for these arguments, under these switches.
-  bool matches(PyObject* arguments, const Switches& switches) const;
+  // Whether the graph may be replayed for these arguments, under these switches. `known`: positions
+  // of arguments that match.
+  bool matches(PyObject* arguments, const Switches& switches, Positions known = {}) const;
 
   // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
@@ -82,9 +83,10 @@ class CapturedGraph {
   // memory uses other memory instead; without poison it throws NotGivenAway.
   // `generator`: used in place of the device's default generator, which is not changed.
   // `gradients`: whose gradients it leaves; not with poison.
+  // `own`: inputs whose addresses have been read, or null.
   PyObject* replay(PyObject* arguments, Py_ssize_t holders, int poison = -1,
                    const std::optional<at::Generator>& generator = std::nullopt,
-                   const GradientOwners& gradients = {});
+                   const GradientOwners& gradients = {}, const OwnInputs* own = nullptr);
 
   const LinkedGraph& linked() const { return executable().linked(); }
   const ExecutableGraph& executable() const { return *replicas_.front()->executable; }

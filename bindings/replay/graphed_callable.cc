@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "replay/replay_clocks.h"
+#include "short_checks.h"
 #include "torch_private/torch_cuda.h"
 
 namespace pygraph::bindings {
@@ -39,9 +41,9 @@ constexpr size_t kMostUncapturedDecisions = 256;  // more of them ask at every c
 
 // The decision for such arguments, moved to the front; null if there is none.
 Decision* find(std::vector<Decision>& decided, PyObject* arguments, c10::Device device,
-               const Switches& now) {
+               const Switches& now, const OwnInputs* own = nullptr) {
   for (size_t i = 0; i < decided.size(); ++i) {
-    if (!decided[i].matches(arguments, device, now)) continue;
+    if (!decided[i].matches(arguments, device, now, own)) continue;
     if (i > 0) {
       const auto found = decided.begin() + static_cast<ptrdiff_t>(i);
       std::rotate(decided.begin(), found, found + 1);
@@ -53,9 +55,10 @@ Decision* find(std::vector<Decision>& decided, PyObject* arguments, c10::Device 
 
 // As replay_matching(), of a graph that matches.
 std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* arguments,
-                                              Py_ssize_t holders, const GradientOwners& gradients) {
+                                              Py_ssize_t holders, const GradientOwners& gradients,
+                                              const OwnInputs* own) {
   try {
-    PyObject* outputs = graph.replay(arguments, holders, -1, std::nullopt, gradients);
+    PyObject* outputs = graph.replay(arguments, holders, -1, std::nullopt, gradients, own);
     return {outputs, outputs != nullptr ? ReplayStatus::kReplayed : ReplayStatus::kError};
   } catch (const DriverError& error) {
     graph.failure = error.what();
@@ -101,10 +104,14 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     return nullptr;
   }
   GraphedCallable* callable = as_callable(self);
+  ReplayClocks::begin();
   const auto [outputs, status] = replay_matching(*callable, args[0], 1);
   switch (status) {
-    case ReplayStatus::kReplayed:
-      return clear_list(args[0], outputs);
+    case ReplayStatus::kReplayed: {
+      PyObject* result = clear_list(args[0], outputs);
+      ReplayClocks::end(ReplayPart::kRelease);
+      return result;
+    }
     case ReplayStatus::kUncaptured:
       return PyObject_CallOneArg(callable->uncaptured, args[0]);
     case ReplayStatus::kNoMatch:
@@ -122,6 +129,7 @@ void dealloc(PyObject* self) {
   Py_CLEAR(callable->uncaptured);
   Py_CLEAR(callable->miss);
   Py_CLEAR(callable->gradients.tensors);
+  delete std::exchange(callable->own, nullptr);
   delete callable->graphs;
   delete callable->uncaptured_decisions;
   delete callable->waiting;
@@ -134,6 +142,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_callable(self)->uncaptured);
   Py_VISIT(as_callable(self)->miss);
   Py_VISIT(as_callable(self)->gradients.tensors);
+  if (as_callable(self)->own != nullptr) Py_VISIT(as_callable(self)->own->tensors());
   Py_VISIT(Py_TYPE(self));
   return 0;
 }
@@ -142,6 +151,7 @@ int clear(PyObject* self) {
   Py_CLEAR(as_callable(self)->uncaptured);
   Py_CLEAR(as_callable(self)->miss);
   Py_CLEAR(as_callable(self)->gradients.tensors);
+  delete std::exchange(as_callable(self)->own, nullptr);
   return 0;
 }
 
@@ -169,7 +179,14 @@ bool is_due(Decision& decided) {
 
 }  // namespace
 
-bool Decision::matches(PyObject* list, c10::Device device, const Switches& now) const {
+bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
+                       const OwnInputs* own) {
+  if (graph != nullptr && own != nullptr) {
+    if (own->addresses() == own_addresses) return graph->matches(list, now, own->positions());
+    if (!graph->matches(list, now)) return false;
+    own_addresses = own->addresses();
+    return true;
+  }
   if (graph != nullptr) return graph->matches(list, now);
   return switches == now && bindings::matches(arguments, list, device) &&
          are_aligned_alike(arguments, list);
@@ -191,12 +208,15 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
   const c10::Device device = device_of(callable);
   const Switches now = current_switches();
-  if (Decision* decided = find(*callable.graphs, arguments, device, now)) {
+  const bool has_own = callable.own != nullptr && callable.own->read(arguments);
+  const OwnInputs* own = has_own ? callable.own : nullptr;
+  if (Decision* decided = find(*callable.graphs, arguments, device, now, own)) {
     if (is_due(*decided)) return {nullptr, ReplayStatus::kNoMatch};
     const std::shared_ptr<CapturedGraph> graph = decided->graph;  // survives a concurrent drop
+    ReplayClocks::end(ReplayPart::kMatch);
     if (graph->is_out_of_use()) return {nullptr, ReplayStatus::kUncaptured};
     if (graph->is_audit_due()) return {nullptr, ReplayStatus::kNoMatch};
-    return try_replay(*graph, arguments, holders, callable.gradients);
+    return try_replay(*graph, arguments, holders, callable.gradients, own);
   }
   if (Decision* decided = find(*callable.uncaptured_decisions, arguments, device, now)) {
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
@@ -232,6 +252,7 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   callable->miss = Py_NewRef(miss);
   callable->device = device;
   callable->gradients = {};
+  callable->own = nullptr;
   callable->graphs = new std::vector<Decision>;
   callable->uncaptured_decisions = new std::vector<Decision>;
   callable->waiting = new std::unordered_map<size_t, double>;
@@ -241,6 +262,11 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 
 void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
   checked(callable).gradients = {Py_NewRef(tensors), first};
+}
+
+void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
+  if (!are_checks_short() || PyList_GET_SIZE(tensors) == 0) return;
+  delete std::exchange(checked(callable).own, new OwnInputs(tensors, first));
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.
@@ -271,7 +297,7 @@ void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t c
   const c10::Device device = device_of(checked(callable));
   const Switches now = current_switches();
   auto& decided = *checked(callable).uncaptured_decisions;
-  std::erase_if(decided, [&](const Decision& old) { return old.matches(arguments, device, now); });
+  std::erase_if(decided, [&](Decision& old) { return old.matches(arguments, device, now); });
   std::vector<Argument> described = describe_arguments(arguments, device);
   for (const Argument& argument : described) {
     if (argument.kind == ArgumentKind::kUnsupported) return;  // never matches

@@ -26,8 +26,11 @@ struct Decision {
   // The number of calls after which the decision is rechecked (0: never); `calls` were made so far.
   uint64_t calls_per_recheck = 0;
   uint64_t calls = 0;
+  std::vector<uint64_t> own_addresses{};  // of own inputs when they last matched the graph
 
-  bool matches(PyObject* list, c10::Device device, const Switches& now) const;
+  // `own`: inputs among the arguments whose addresses have been read, or null.
+  bool matches(PyObject* list, c10::Device device, const Switches& now,
+               const OwnInputs* own = nullptr);
 };
 
 struct GraphedCallable {
@@ -39,6 +42,7 @@ struct GraphedCallable {
   PyObject* miss;
   int device;
   GradientOwners gradients;  // whose gradients its replays leave; holds a reference to the list
+  OwnInputs* own;            // or null
   // Each most recently used first.
   std::vector<Decision>* graphs;
   std::vector<Decision>* uncaptured_decisions;
@@ -86,6 +90,9 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
 // Lets replays leave the gradients of `tensors`, a list: the outputs from `first` on. Once, before
 // the first call.
 void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first);
+// Says that nobody else has the tensors, a list, and that they are the arguments from `first` on in
+// each call. Before the first call. Throws std::invalid_argument.
+void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first);
 // Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.
 std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,

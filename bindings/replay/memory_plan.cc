@@ -84,9 +84,13 @@ uint64_t MemoryPlan::output_bytes() const {
   return std::accumulate(outputs_.block_bytes.begin(), outputs_.block_bytes.end(), uint64_t{0});
 }
 
-void MemoryPlan::collect_input_addresses(PyObject* arguments,
+void MemoryPlan::collect_input_addresses(PyObject* arguments, const OwnInputs* own,
                                          std::vector<uint64_t>& addresses) const {
   for (const uint32_t position : slot_arguments_) {
+    if (own != nullptr && own->has(position)) {
+      addresses.push_back(own->address(position));
+      continue;
+    }
     const at::Tensor& tensor = unpack_tensor(PyList_GET_ITEM(arguments, position));
     addresses.push_back(reinterpret_cast<uint64_t>(tensor.mutable_data_ptr()));
   }

@@ -9,6 +9,7 @@
 
 #include "pygraph/executable.h"
 #include "replay/launch.h"
+#include "replay/own_inputs.h"
 #include "tensors/arguments.h"
 #include "tensors/donation.h"
 #include "tensors/outputs.h"
@@ -34,7 +35,9 @@ class MemoryPlan {
   }
 
   // The steps of a launch, in order. The first two need Python's lock.
-  void collect_input_addresses(PyObject* arguments, std::vector<uint64_t>& addresses) const;
+  // `own`: inputs whose addresses are known, or null.
+  void collect_input_addresses(PyObject* arguments, const OwnInputs* own,
+                               std::vector<uint64_t>& addresses) const;
   void take_donated(Launch& launch, PyObject* arguments, Donations& donations) const;
   void allocate(Launch& launch) const;
   // `random_memory`: 0 if the graph draws no random numbers.

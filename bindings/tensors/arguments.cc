@@ -9,6 +9,7 @@
 
 #include "pygraph/alignment.h"
 #include "pygraph/recording.h"
+#include "tensors/prefetch.h"
 #include "tensors/switches.h"
 
 namespace pygraph::bindings {
@@ -147,13 +148,6 @@ std::vector<Argument> describe_arguments(PyObject* list, c10::Device device) {
 
 namespace {
 
-void prefetch(const void* address, size_t bytes) {
-  constexpr size_t kCacheLine = 64;
-  for (size_t offset = 0; offset < bytes; offset += kCacheLine) {
-    __builtin_prefetch(static_cast<const char*>(address) + offset);
-  }
-}
-
 const c10::TensorImpl* tensor_of(PyObject* object) {
   return THPVariable_Check(object) ? unpack_tensor(object).unsafeGetTensorImpl() : nullptr;
 }
@@ -184,12 +178,19 @@ void prefetch_argument(const std::vector<Argument>& arguments, PyObject* list, P
 
 }  // namespace
 
-bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device) {
+bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device,
+             Positions known) {
   const auto count = static_cast<Py_ssize_t>(arguments.size());
   if (PyList_GET_SIZE(list) != count) return false;
+  const bool are_all_unknown = known.first == known.end;
   // Integers come last and tell shapes apart soonest.
   for (Py_ssize_t i = count; i-- > 0;) {
-    prefetch_argument(arguments, list, i);
+    if (are_all_unknown) {
+      prefetch_argument(arguments, list, i);
+    } else if (static_cast<size_t>(i) >= known.first && static_cast<size_t>(i) < known.end) {
+      i = static_cast<Py_ssize_t>(known.first);
+      continue;
+    }
     if (!arguments[i].matches(PyList_GET_ITEM(list, i), device)) return false;
   }
   return true;

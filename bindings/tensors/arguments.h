@@ -58,8 +58,16 @@ struct Argument {
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
 
-// Whether the list's arguments match all of `arguments`, one by one.
-bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device);
+// Positions in a list, from `first` to before `end`.
+struct Positions {
+  size_t first = 0;
+  size_t end = 0;
+};
+
+// Whether the list's arguments match all of `arguments`, one by one, except for those that are
+// `known` to match.
+bool matches(const std::vector<Argument>& arguments, PyObject* list, c10::Device device,
+             Positions known = {});
 
 // Whether the tensors of a matching list have exactly the same alignment classes.
 bool are_aligned_alike(const std::vector<Argument>& arguments, PyObject* list);

@@ -2,8 +2,11 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <stdexcept>
+
+#include "tensors/prefetch.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -81,10 +84,27 @@ std::string gradient_pattern(PyObject* tensors) {
   return pattern;
 }
 
+// Asks for what will be read of tensors after `i`: each gradient is behind three pointers.
+static void prefetch_gradients(PyObject* tensors, Py_ssize_t i) {
+  constexpr Py_ssize_t kStep = 6;  // tensors between one pointer and the next
+  const auto tensor = [&](Py_ssize_t number) { return PyList_GET_ITEM(tensors, number); };
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  if (i + 3 * kStep < count) prefetch(tensor(i + 3 * kStep), sizeof(THPVariable));
+  if (i + 2 * kStep < count) {
+    prefetch(THPVariable_Unpack(tensor(i + 2 * kStep)).unsafeGetTensorImpl(), 1);
+  }
+  if (i + kStep < count) {
+    const at::Tensor& next = THPVariable_Unpack(tensor(i + kStep));
+    const auto* meta = torch::autograd::impl::get_autograd_meta(next);
+    if (meta != nullptr) prefetch(&meta->grad_, 1);
+  }
+}
+
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern) {
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   if (static_cast<size_t>(count) != pattern.size()) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
+    prefetch_gradients(tensors, i);
     if (has_gradient(tensors, i) != pattern[i]) return false;
   }
   return true;

@@ -70,7 +70,7 @@ def test_a_rehearsal_that_fails_midway_is_undone(partitions: Any, error: BaseExc
     before = at.state()
     function = partitions.all[0].function
     x, y = batches(1)[0]
-    inputs = [t.clone() for t in [x, y, *function._state_tensors, torch.tensor(0.1)]]
+    inputs = [t.clone() for t in [x, y, *function.state_tensors, torch.tensor(0.1)]]
     with pytest.raises((RuntimeError, KeyboardInterrupt)):
         function.rehearse(inputs)
     assert_same(at.state(), before)

@@ -168,7 +168,7 @@ class ForwardFunction(StepFunction):
         before = expected if expected is not None else self.structures.get(key)
         known = before.places if before is not None else ()
         owners = self._backwards.owners
-        found = take_out(handles, arguments, self._state_tensors, owners, device, known)
+        found = take_out(handles, arguments, self.state_tensors, owners, device, known)
         structure = kept_graph.survey(leaves, ends, found)
         structure.python |= saved.recomputes
         if before is not None and before != structure:
@@ -256,7 +256,7 @@ class ForwardFunction(StepFunction):
         return self._atoms[like.dtype].expand(like.shape).detach().requires_grad_()
 
     def _check_results(self, leaves: list[Any], arguments: Sequence[torch.Tensor]) -> None:
-        theirs = {address_of(t) for t in (*arguments, *self._state_tensors)} - {0}
+        theirs = {address_of(t) for t in (*arguments, *self.state_tensors)} - {0}
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and address_of(leaf) in theirs:
                 raise NotGraphable("a result that requires a gradient lies in what it is given")

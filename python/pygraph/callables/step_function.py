@@ -52,7 +52,7 @@ class StepFunction:
         self._around = around
         self._form = form
         self._tensor_count = len(arguments.tensors)
-        self._state_tensors = list(around.state.tensors())
+        self.state_tensors = list(around.state.tensors())  # the same ones in each call
         self._unflatten = unflattener(form.spec)
         # Of the call under way: `arguments`, `rest`, `make`; `result`, if the callable has made it;
         # `structure`, if the callable has made it to be compared (ForwardFunction).
@@ -66,10 +66,10 @@ class StepFunction:
 
     @property
     def state_positions(self) -> range:
-        return range(self._tensor_count, self._tensor_count + len(self._state_tensors))
+        return range(self._tensor_count, self._tensor_count + len(self.state_tensors))
 
     def inputs(self, arguments: Arguments) -> list[Any]:
-        return [*arguments.tensors, *self._state_tensors, *self._rest()]
+        return [*arguments.tensors, *self.state_tensors, *self._rest()]
 
     def _rest(self) -> list[torch.Tensor]:
         """Inputs that may be others at each call: gradients from before, rates."""
@@ -91,7 +91,7 @@ class StepFunction:
         try:
             own.arguments, own.rest, own.make = arguments, rest, make
             own.result = own.structure = None
-            inputs = [*arguments.tensors, *self._state_tensors, *rest]
+            inputs = [*arguments.tensors, *self.state_tensors, *rest]
             # Not a call of its own: an interrupt right after a replay must find what it has made.
             made = collections.defaultdict(functools.partial(graphed, inputs))
             outputs = made[0]
@@ -120,7 +120,7 @@ class StepFunction:
         arguments = getattr(self._call, "arguments", None)
         if arguments is None:
             return False
-        own = [*arguments.tensors, *self._state_tensors, *self._call.rest]
+        own = [*arguments.tensors, *self.state_tensors, *self._call.rest]
         return all(a is b for a, b in zip(given, own, strict=True))
 
     def _leave_gradients(self, outputs: Any) -> None:
@@ -182,7 +182,7 @@ class StepFunction:
 
     def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
         around = self._around
-        own = [*self._state_tensors, *runtime.engine().flat_tensors(around.used_gradients())]
+        own = [*self.state_tensors, *runtime.engine().flat_tensors(around.used_gradients())]
         first, end = self._tensor_count, self._tensor_count + len(own)
         kept = [(gradient.tensor, gradient.tensor.grad) for gradient in around.gradients]
         runtime.begin_capturing(undo)

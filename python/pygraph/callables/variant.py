@@ -138,6 +138,7 @@ class Variant:
             argument_count=len(step.inputs(arguments)),
             counts_numbers=True,
             static=frozenset(step.state_positions),
+            own=(step.state_tensors, step.state_positions.start),
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,

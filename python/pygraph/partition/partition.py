@@ -79,6 +79,8 @@ class Partition:
         self.callable = runtime.engine().graphed_callable(self.uncaptured, self._miss, info.device)
         if info.gradients is not None:
             runtime.engine().leave_gradients(self.callable, *info.gradients)
+        if info.own is not None:
+            runtime.engine().own_inputs(self.callable, *info.own)
         self._start()
         # The callable keeps this object alive through the bound method; else only a report does.
         observations.note_partition(self)

@@ -44,6 +44,11 @@ class PartitionInfo:
     gradients: tuple[list[torch.Tensor], int] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+    # Inputs that only the partition's owner has, and that are the same tensors in each call, and the
+    # position of the first.
+    own: tuple[list[torch.Tensor], int] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def is_backward(self) -> bool:

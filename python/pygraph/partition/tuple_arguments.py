@@ -65,5 +65,6 @@ def unpacked_info(info: PartitionInfo, lengths: Lengths) -> PartitionInfo:
         static=moved(info.static),
         mutated=moved(info.mutated),
         on_host=moved(info.on_host),
+        own=None,
         program=f"{info.program} lengths {lengths}" if info.program else "",
     )
