@@ -32,6 +32,16 @@ PyObject* entry(PyObject* dict, PyObject* key) {
   return value;
 }
 
+// An OrderedDict has its keys in a list of its own beside the dictionary, which functions of
+// dictionaries do not see.
+int set_item(PyObject* dict, PyObject* key, PyObject* value) {
+  return PyODict_Check(dict) ? PyODict_SetItem(dict, key, value) : PyDict_SetItem(dict, key, value);
+}
+
+int delete_item(PyObject* dict, PyObject* key) {
+  return PyODict_Check(dict) ? PyODict_DelItem(dict, key) : PyDict_DelItem(dict, key);
+}
+
 // The dictionary of an object's attributes, borrowed; null if it has none of its own.
 PyObject* attributes_of(PyObject* object) {
   PyObject** attributes = _PyObject_GetDictPtr(object);
@@ -228,6 +238,7 @@ bool HostWatch::holds(const Dict& watched) {
 }
 
 bool HostWatch::holds_as_a_whole(const Dict& watched) {
+  if (PyODict_Check(watched.dict)) return holds_in_any_order(watched);
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   auto known = watched.items.begin();
@@ -239,6 +250,34 @@ bool HostWatch::holds_as_a_whole(const Dict& watched) {
     ++known;
   }
   return known == watched.items.end();
+}
+
+// The order of an OrderedDict is compared by the callable's walk (visit_containers.py).
+bool HostWatch::holds_in_any_order(const Dict& watched) {
+  PyObject* key = nullptr;
+  Py_ssize_t count = 0;
+  for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, nullptr) != 0;) {
+    if (watched.left_out.empty() || !is_among(key, watched.left_out)) ++count;
+  }
+  return count == std::ssize(watched.items) &&
+         std::ranges::all_of(watched.items, [&](const auto& item) {
+           return is_same(entry(watched.dict, item.first), item.second);
+         });
+}
+
+// Whether an OrderedDict without keys that are left out has its keys in their order.
+bool HostWatch::is_in_order(const Dict& watched) {
+  if (!PyODict_Check(watched.dict) || !watched.left_out.empty()) return true;
+  PyObject* iterator = PyODict_Type.tp_iter(watched.dict);  // not that of a class of the program's
+  if (iterator == nullptr) return false;
+  bool is_same_order = true;
+  for (const auto& item : watched.items) {
+    PyObject* key = PyIter_Next(iterator);
+    is_same_order &= key == item.first;
+    Py_XDECREF(key);
+  }
+  Py_DECREF(iterator);
+  return is_same_order && PyErr_Occurred() == nullptr;
 }
 
 bool HostWatch::holds(const List& watched) {
@@ -277,7 +316,8 @@ bool HostWatch::holds() {
 
 // All keys where nothing is left out, so that the order is put back, too.
 bool HostWatch::remove_others(const Dict& watched) {
-  if (watched.left_out.empty()) {
+  const bool keeps_some = !watched.left_out.empty();
+  if (!keeps_some && !PyODict_Check(watched.dict)) {
     PyDict_Clear(watched.dict);
     return true;
   }
@@ -287,21 +327,24 @@ bool HostWatch::remove_others(const Dict& watched) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); ++i) {
     PyObject* key = PyList_GET_ITEM(keys, i);
     const auto is_it = [&](const auto& item) { return item.first == key; };
-    if (is_among(key, watched.left_out) || std::ranges::any_of(watched.items, is_it)) continue;
-    is_done &= PyDict_DelItem(watched.dict, key) == 0;
+    if (keeps_some && is_among(key, watched.left_out)) continue;
+    if (keeps_some && std::ranges::any_of(watched.items, is_it)) continue;
+    is_done &= delete_item(watched.dict, key) == 0;
   }
   Py_DECREF(keys);
   return is_done;
 }
 
 bool HostWatch::restore(const Dict& watched) {
-  if (watched.is_whole && !holds(watched) && !remove_others(watched)) return false;
+  if (watched.is_whole && !(holds(watched) && is_in_order(watched)) && !remove_others(watched)) {
+    return false;
+  }
   for (const auto& [key, value] : watched.items) {
     PyObject* now = entry(watched.dict, key);
     if (is_same(now, value)) continue;
     if (value != nullptr) {
-      if (PyDict_SetItem(watched.dict, key, value) != 0) return false;
-    } else if (PyDict_DelItem(watched.dict, key) != 0) {
+      if (set_item(watched.dict, key, value) != 0) return false;
+    } else if (delete_item(watched.dict, key) != 0) {
       return false;
     }
   }

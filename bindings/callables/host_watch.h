@@ -98,6 +98,8 @@ class HostWatch {
   static std::array<PyObject*, 3> parts_of(PyObject* function);
   static bool holds(const Dict& watched);
   static bool holds_as_a_whole(const Dict& watched);
+  static bool holds_in_any_order(const Dict& watched);
+  static bool is_in_order(const Dict& watched);
   static bool holds(const List& watched);
   static bool restore(const Dict& watched);
   static bool remove_others(const Dict& watched);

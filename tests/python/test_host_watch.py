@@ -149,6 +149,36 @@ def test_restore() -> None:
         assert state.holds() and list(program.plain) == ["a", "b", 3] and program.model.training
 
 
+def _pop_and_add(ordered: collections.OrderedDict[str, int]) -> None:
+    ordered.pop("x")
+    ordered["z"] = 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda of: of.pop("x"),
+        lambda of: of.clear(),
+        _pop_and_add,
+        lambda of: of.__setitem__("x", 5),
+        lambda of: of.move_to_end("x"),
+    ],
+)
+@pytest.mark.parametrize("kind", [collections.OrderedDict, type("Own", (collections.OrderedDict,), {})])
+def test_restore_of_ordered_dictionaries(kind: Any, change: Callable[[Any], Any]) -> None:
+    """They have a list of their keys of their own."""
+    program = Program()
+    program.ordered = kind(w=0, x=1, y=2)
+    program.ordered.move_to_end("w")
+    state = program.state()
+    for _ in range(5):
+        assert state.holds()
+        change(program.ordered)
+        state.restore()
+        assert list(program.ordered.items()) == [("x", 1), ("y", 2), ("w", 0)]
+        assert len(program.ordered) == 3 and list(reversed(program.ordered)) == ["w", "y", "x"]
+
+
 def test_several_states_of_one_program() -> None:
     """One that ends does not keep Python from telling the others."""
     program = Program()
