@@ -7,9 +7,11 @@ AOTAutograd makes of that also depends on
   that a loaded one would not have;
 * Python code that AOTAutograd traces through: of operators that are not PyTorch's (their gradients,
   their results' shapes, what they are composed of), and of subclasses of tensors;
+* which inputs are leaves of autograd: it writes to a leaf and to another tensor in different ways;
 * switches that choose operators, such as the allowed kernels of attention.
 
-Switches become a part of the key; a program with one of the others is compiled in every process.
+Leaves and switches become a part of the key; a program with one of the others is compiled in every
+process.
 """
 
 from __future__ import annotations
@@ -67,8 +69,21 @@ def _why_not_inputs(inputs: Sequence[Any]) -> str:
     return "" if len(storages) == len(tensors) else "inputs share memory"
 
 
-def switches() -> tuple[object, ...]:
-    """What AOTAutograd's choice of operators depends on, and its key does not contain."""
+def missing_key(inputs: Sequence[Any]) -> tuple[object, ...]:
+    """What AOTAutograd's result depends on, and its key does not contain.
+
+    inputs: as Dynamo gave them to the backend.
+    """
+    return (_results_of_operators(inputs), *_switches())
+
+
+def _results_of_operators(inputs: Sequence[Any]) -> tuple[int, ...]:
+    """The inputs with a history in autograd. The others that need a gradient are leaves."""
+    return tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and not x.is_leaf)
+
+
+def _switches() -> tuple[object, ...]:
+    """What AOTAutograd's choice of operators depends on."""
     einsum = torch.backends.opt_einsum
     return (
         runtime.engine().signature([], 0),  # of no arguments: the switches alone
