@@ -20,13 +20,16 @@ _OPTIONS = {"pygraph.patches": "warm_start", "pygraph.warm_start": True}
 
 
 def _start(
-    function: Callable[..., Any], make: Callable[[], list[torch.Tensor]], **how: Any
+    function: Callable[..., Any],
+    make: Callable[[], list[torch.Tensor]],
+    options: dict[str, Any] | None = None,
+    **how: Any,
 ) -> tuple[int, int]:
     """Runs a program as after a start of the process, and compares it with the uncompiled one. Returns
     the misses and hits in AOTAutograd's cache."""
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(function, backend="pygraph", options=_OPTIONS, **how)
+    compiled = torch.compile(function, backend="pygraph", options={**_OPTIONS, **(options or {})}, **how)
     assert _run(compiled, make()) == _run(function, make())
     found = counters["aot_autograd"]
     return found["autograd_cache_miss"] + found["autograd_cache_bypass"], found["autograd_cache_hit"]
@@ -77,6 +80,25 @@ def test_a_leaf_that_is_written_is_another_program(graphs: CpuGraphs) -> None:
         assert _start(double, leaf) == (1, 0)
         assert _start(double, computed) == (0, 1)
         assert _start(double, leaf) == (0, 1)
+
+
+def test_code_for_streams_is_kept_apart(graphs: CpuGraphs) -> None:
+    """Where operators run is noted beside the program, and not in the keys of PyTorch's caches."""
+
+    def on_a_stream(x: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.annotate({"stream": None}):
+            return x.sin() * 3
+
+    make = lambda: [torch.arange(4.0)]  # noqa: E731
+    for _ in range(2):
+        assert _start(on_a_stream, make) == (0, 0)
+        assert graphs.infos == []
+    counters.clear()
+    assert _start(lambda x: x.sin() * 3, make) == (1, 0)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    assert len(graphs.infos) == 1
+    assert _start(lambda x: x.sin() * 3, make, options={"pygraph.warm_start": False}) == (0, 0)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ AOTAutograd makes of that also depends on
 
 * which inputs share memory: a program that writes one of them is another program then, and gets a guard
   that a loaded one would not have;
+* streams and memory pools (``with torch.cuda.stream``), which are only noted beside the program;
 * Python code that AOTAutograd traces through: of operators that are not PyTorch's (their gradients,
   their results' shapes, what they are composed of), and of subclasses of tensors;
 * which inputs are leaves of autograd: it writes to a leaf and to another tensor in different ways;
@@ -24,6 +25,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pygraph import runtime
+from pygraph.compile import attachment
 
 # Of operators whose code belongs to PyTorch, whose version is in the key, or to PyGraph.
 _NAMESPACES = frozenset(
@@ -41,6 +43,8 @@ def why_not(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     gm, inputs: as Dynamo gave them to the backend.
     """
     try:
+        if attachment.places_its_work_itself(gm):
+            return "it works on streams or in memory pools of its own"
         for operator in _operators(gm):
             if operator.partition("::")[0] not in _NAMESPACES:
                 return f"{operator} is not PyTorch's, and its code may change"
