@@ -22,14 +22,14 @@ _OPTIONS = {"pygraph.patches": "warm_start", "pygraph.warm_start": True}
 def _start(
     function: Callable[..., Any],
     make: Callable[[], list[torch.Tensor]],
-    options: dict[str, Any] | None = None,
+    options: dict[str, Any] = _OPTIONS,
     **how: Any,
 ) -> tuple[int, int]:
     """Runs a program as after a start of the process, and compares it with the uncompiled one. Returns
     the misses and hits in AOTAutograd's cache."""
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(function, backend="pygraph", options={**_OPTIONS, **(options or {})}, **how)
+    compiled = torch.compile(function, backend="pygraph", options=options, **how)
     assert _run(compiled, make()) == _run(function, make())
     found = counters["aot_autograd"]
     return found["autograd_cache_miss"] + found["autograd_cache_bypass"], found["autograd_cache_hit"]
@@ -97,7 +97,7 @@ def test_code_for_streams_is_kept_apart(graphs: CpuGraphs) -> None:
     assert _start(lambda x: x.sin() * 3, make) == (1, 0)
     assert counters["inductor"]["fxgraph_cache_hit"] == 0
     assert len(graphs.infos) == 1
-    assert _start(lambda x: x.sin() * 3, make, options={"pygraph.warm_start": False}) == (0, 0)
+    assert _start(lambda x: x.sin() * 3, make, options={}) == (0, 0)
     assert counters["inductor"]["fxgraph_cache_hit"] == 0
 
 
@@ -203,4 +203,25 @@ def test_the_types_of_autocast_are_in_the_key() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             found.add(warm_programs.missing_key([]))
+    assert len(found) == 3
+
+
+def test_the_default_type_is_in_the_key() -> None:
+    found = {warm_programs.missing_key([])}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.add(warm_programs.missing_key([]))
+    finally:
+        torch.set_default_dtype(default)
+    assert len(found) == 2
+
+
+def test_the_current_device_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with inputs on the CPU means it by "cuda"."""
+    found = {warm_programs.missing_key([])}  # before CUDA is initialized, the device 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for index in range(3):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        found.add(warm_programs.missing_key([]))
     assert len(found) == 3

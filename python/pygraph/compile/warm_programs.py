@@ -9,10 +9,11 @@ AOTAutograd makes of that also depends on
 * Python code that AOTAutograd traces through: of operators that are not PyTorch's (their gradients,
   their results' shapes, what they are composed of), and of subclasses of tensors;
 * which inputs are leaves of autograd: it writes to a leaf and to another tensor in different ways;
+* what operators take where a program names no type and no number of a device;
 * switches that choose operators, such as the allowed kernels of attention.
 
-Leaves and switches become a part of the key; a program with one of the others is compiled in every
-process.
+Leaves, defaults and switches become a part of the key; a program with one of the others is compiled in
+every process.
 """
 
 from __future__ import annotations
@@ -78,12 +79,19 @@ def missing_key(inputs: Sequence[Any]) -> tuple[object, ...]:
 
     inputs: as Dynamo gave them to the backend.
     """
-    return (_results_of_operators(inputs), *_switches())
+    return (_results_of_operators(inputs), *_defaults(), *_switches())
 
 
 def _results_of_operators(inputs: Sequence[Any]) -> tuple[int, ...]:
     """The inputs with a history in autograd. The others that need a gradient are leaves."""
     return tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and not x.is_leaf)
+
+
+def _defaults() -> tuple[object, ...]:
+    """What a program means by a new tensor, and by "cuda"."""
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.current_device() if is_initialized else 0
+    return str(torch.get_default_dtype()), device  # the keys before PyTorch 2.15 lack the type, too
 
 
 def _switches() -> tuple[object, ...]:
