@@ -123,6 +123,19 @@ def test_a_folder_that_cannot_be_written(folder: Path) -> None:
     assert _asked_for(module.function) == _live(module.function)
 
 
+def test_the_folder_of_the_caches_is_still_to_be_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyGraph is imported before a program is compiled, and does not choose for it."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    default = folder / "default"
+    monkeypatch.setattr(stored_digests, "default_cache_dir", lambda: str(default))
+    module = _module(folder)
+    assert _asked_for(module.function) == _live(module.function)
+    assert len(list(default.rglob("digests-*.json"))) == 1
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 def test_disabled_caches(folder: Path, computed: list[Any]) -> None:
     module = _module(folder)
     with config.patch(force_disable_caches=True):

@@ -4,6 +4,8 @@ extended."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,13 +21,16 @@ _OPTIONS = {"pygraph.patches": "warm_start", "pygraph.warm_start": True}
 
 
 def _start(
-    function: Callable[..., Any], make: Callable[[], list[torch.Tensor]], **how: Any
+    function: Callable[..., Any],
+    make: Callable[[], list[torch.Tensor]],
+    options: dict[str, Any] = _OPTIONS,
+    **how: Any,
 ) -> tuple[int, int]:
     """Runs a program as after a start of the process, and compares it with the uncompiled one. Returns
     the misses and hits in AOTAutograd's cache."""
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(function, backend="pygraph", options=_OPTIONS, **how)
+    compiled = torch.compile(function, backend="pygraph", options=options, **how)
     assert _run(compiled, make()) == _run(function, make())
     found = counters["aot_autograd"]
     return found["autograd_cache_miss"] + found["autograd_cache_bypass"], found["autograd_cache_hit"]
@@ -59,6 +64,46 @@ def test_inputs_that_share_memory_are_another_program(graphs: CpuGraphs, dynamic
     assert _start(_multiply_written, _apart, dynamic=dynamic) == (1, 0)
     assert _start(_multiply_written, _together, dynamic=dynamic) == (0, 0)
     assert _start(_multiply_written, _apart, dynamic=dynamic) == (0, 1)
+
+
+def test_a_leaf_that_is_written_is_another_program(graphs: CpuGraphs) -> None:
+    """AOTAutograd writes to a leaf without autograd; what is loaded must not write it otherwise."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        x.detach().mul_(2)
+        return x * 3
+
+    leaf = lambda: [torch.ones(4, requires_grad=True)]  # noqa: E731
+    computed = lambda: [torch.ones(4, requires_grad=True).clone()]  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        assert _start(double, computed) == (1, 0)
+        assert _start(double, leaf) == (1, 0)
+        assert _start(double, computed) == (0, 1)
+        assert _start(double, leaf) == (0, 1)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch._inductor.stream_utils") is None,
+    reason="Inductor generates no code for streams",
+)
+def test_code_for_streams_is_kept_apart(graphs: CpuGraphs) -> None:
+    """Where operators run is noted beside the program, and not in the keys of PyTorch's caches."""
+
+    def on_a_stream(x: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.annotate({"stream": None}):
+            return x.sin() * 3
+
+    make = lambda: [torch.arange(4.0)]  # noqa: E731
+    for _ in range(2):
+        assert _start(on_a_stream, make) == (0, 0)
+        assert graphs.infos == []
+    counters.clear()
+    assert _start(lambda x: x.sin() * 3, make) == (1, 0)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    assert len(graphs.infos) == 1
+    assert _start(lambda x: x.sin() * 3, make, options={}) == (0, 0)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
 
 
 @contextlib.contextmanager
@@ -159,8 +204,29 @@ def test_a_question_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_types_of_autocast_are_in_the_key() -> None:
-    found = {warm_programs.switches()}
+    found = {warm_programs.missing_key([])}
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            found.add(warm_programs.switches())
+            found.add(warm_programs.missing_key([]))
+    assert len(found) == 3
+
+
+def test_the_default_type_is_in_the_key() -> None:
+    found = {warm_programs.missing_key([])}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.add(warm_programs.missing_key([]))
+    finally:
+        torch.set_default_dtype(default)
+    assert len(found) == 2
+
+
+def test_the_current_device_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with inputs on the CPU means it by "cuda"."""
+    found = {warm_programs.missing_key([])}  # before CUDA is initialized, the device 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for index in range(3):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        found.add(warm_programs.missing_key([]))
     assert len(found) == 3

@@ -153,6 +153,8 @@ def test_it_can_be_switched_off(graphs: CpuGraphs) -> None:
         assert _start(graphs) == (0, 0)
     with functorch_config.patch(strict_autograd_cache=True):  # a miss is an error
         assert _start(graphs) == (0, 0)
+    with functorch_config.patch(_sync_decision_cross_ranks=True):  # ranks wait for each other
+        assert _start(graphs) == (0, 0)
     assert _start(graphs) == (0, 1)
 
 

@@ -129,10 +129,13 @@ def _compile_with_graphs(
 
     observation = observations.current()
     is_warm = observation is None and _may_be_warm(gm, example_inputs, config)
+    key = warm_programs.missing_key(example_inputs) if is_warm else ()
+    if attachment.places_its_work_itself(gm):
+        key = ("on streams",)  # Inductor's key has the operators, but not where they run
     transforms = GraphPass(frozenset(config.own.transforms)).uuid()
     patches = {
         **config.inductor,
-        **_cache_key(config, transforms, *(warm_programs.switches() if is_warm else ())),
+        **_cache_key(config, transforms, *key),
         "triton.cudagraphs": True,
         "graph_partition": True,
         "custom_should_partition_ops": [

@@ -46,15 +46,20 @@ _attach: ContextVar[Attach | None] = ContextVar("pygraph_attach", default=None)
 
 
 def is_wanted_by_user() -> bool:
-    """Whether PyTorch's settings let AOTAutograd use its cache, in the form that is known here, and a
-    miss is no error."""
+    """Whether PyTorch's settings let AOTAutograd use its cache, in the form that is known here, a
+    miss is no error, and no other rank waits for it."""
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
 
     is_bundled = functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile
     is_strict = functorch_config.strict_autograd_cache
     is_strict |= getattr(dynamo_config, "strict_precompile", False)  # not in all releases
-    return bool(functorch_config.enable_autograd_cache) and not is_bundled and not is_strict
+    # Ranks that wait for each other in the compiler must all ask the cache, or none. Whether a program
+    # may be loaded (pygraph.compile.warm_programs) is each rank's own answer.
+    waits = ("_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks")
+    is_synchronized = any(getattr(functorch_config, name, False) for name in waits)
+    is_on = bool(functorch_config.enable_autograd_cache)
+    return is_on and not (is_bundled or is_strict or is_synchronized)
 
 
 @contextlib.contextmanager

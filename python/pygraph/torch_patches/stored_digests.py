@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch._inductor import config
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from pygraph import source_digest, stored
 from pygraph.runtime import log
@@ -66,7 +66,9 @@ def _path() -> Path:
     own = os.stat(source_digest.__file__)
     parts = (torch.__file__, torch.__version__, torch.version.git_version, sys.version, own.st_mtime_ns)
     name = hashlib.sha256(repr((*parts, own.st_size, own.st_ino)).encode()).hexdigest()[:32]
-    return Path(cache_dir()) / "pygraph" / f"digests-{name}.json"
+    # Not cache_dir(), which sets the variable: a program may set it after it has imported PyGraph.
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    return Path(folder) / "pygraph" / f"digests-{name}.json"
 
 
 def _checked(data: Any) -> dict[str, str]:
