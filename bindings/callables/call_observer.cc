@@ -11,6 +11,7 @@
 
 #include "record/memory_reports.h"
 #include "record/operator_schema.h"
+#include "replay/graphed_callable.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -89,6 +90,7 @@ CallObserver::CallObserver(pybind11::function note_uncapturable)
           .needsInputs(true)
           .needsOutputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  begin_observed_calls();
 }
 
 CallObserver::~CallObserver() {
@@ -98,6 +100,7 @@ CallObserver::~CallObserver() {
 void CallObserver::end() {
   if (!is_observing_) return;
   is_observing_ = false;
+  end_observed_calls();
   guard_.reset();
   at::removeCallback(handle_);
   t_observer = nullptr;

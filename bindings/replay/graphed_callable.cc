@@ -32,6 +32,7 @@ GraphedCallable& checked(PyObject* object) {
 
 std::atomic<bool> g_paused = false;
 thread_local const GraphedCallable* t_forced_uncaptured = nullptr;
+thread_local int t_observers = 0;
 
 c10::Device device_of(const GraphedCallable& callable) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(callable.device)};
@@ -194,7 +195,9 @@ bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
-  if (t_forced_uncaptured == &callable) return {nullptr, ReplayStatus::kUncaptured};
+  if (t_forced_uncaptured == &callable || t_observers > 0) {
+    return {nullptr, ReplayStatus::kUncaptured};
+  }
   try {
     // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
     if (g_paused || torch_cuda::is_capturing(callable.device)) {
@@ -230,6 +233,14 @@ ForceUncaptured::ForceUncaptured(const GraphedCallable* callable) : before_(t_fo
 
 ForceUncaptured::~ForceUncaptured() {
   t_forced_uncaptured = before_;
+}
+
+void begin_observed_calls() {
+  ++t_observers;
+}
+
+void end_observed_calls() {
+  --t_observers;
 }
 
 PyObject* clear_list(PyObject* list, PyObject* outputs) {

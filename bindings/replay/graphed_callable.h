@@ -81,6 +81,12 @@ class ForceUncaptured {
   const GraphedCallable* before_;
 };
 
+// From begin to end, all calls from this thread run uncaptured: something observes their operators,
+// which a replay has none of. Neither is a call counted, recorded or watched for side effects,
+// which would show operators of PyGraph's.
+void begin_observed_calls();
+void end_observed_calls();
+
 // Empties the argument list, as compiled functions do: inputs that nothing else holds are freed, in
 // stream order. Returns `outputs`, or null with an error set.
 PyObject* clear_list(PyObject* list, PyObject* outputs);

@@ -231,6 +231,7 @@ def test_a_whole_step_by_graph_contains_the_optimizers() -> None:
         step(x, y)
     for a, b in zip(expected.state(), state, strict=True):
         assert torch.equal(a, b), pygraph.stats()
+    assert sum(row.replays for row in captured() if row.name == "step") > 10, pygraph.stats()
 
 
 @pytest.mark.parametrize(

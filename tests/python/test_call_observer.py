@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -272,3 +273,25 @@ def test_a_custom_function_may_have_the_name_of_an_operator() -> None:
     x, hidden = torch.ones(3, requires_grad=True), torch.ones(3)
     _, observer = observe(lambda: detach.apply(x, hidden))
     assert addresses(state_of(observer).tensors()) == addresses([x, hidden])
+
+
+def test_partitions_inside_run_uncaptured_and_nothing_of_theirs_is_seen() -> None:
+    """A model that the backend has compiled, inside of a graphed callable: what watches, records or
+    replays it would show other operators than the program's."""
+    weight = torch.ones(3)
+    decided = []
+
+    def miss(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        decided.append(True)
+        return [args[0] + 2]
+
+    partition = runtime.engine().graphed_callable(lambda args: [args[0] * weight], miss, 0)
+    (result,), observer = observe(lambda: partition([torch.ones(3)]))
+    assert not decided and result.tolist() == [1, 1, 1]
+    assert addresses([weight]) <= addresses(state_of(observer).tensors())
+    with pytest.raises(RuntimeError, match="observed already"):
+        observe(lambda: runtime.engine().CallObserver(lambda name: None))
+    outside = None
+    with contextlib.suppress(RuntimeError):  # without a driver
+        outside = partition([torch.ones(3)])[0]
+    assert outside is None or outside.tolist() == [3, 3, 3]
