@@ -83,7 +83,7 @@ LONGEST_CAPTURE = 10.0
 
 # Releases of PyTorch with which the GPU suite has passed, or the part of it for releases in between
 # (docs/how-to/check-on-a-gpu.md). The others have passed what needs no GPU.
-_SEEN_ON_A_GPU = ("2.11", "2.13", "2.14", "2.15")
+_SEEN_ON_A_GPU = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 @functools.cache

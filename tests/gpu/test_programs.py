@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import pygraph
+from pygraph.runtime import pytorch_release
 
 from .support import also_as_shipped, assert_used, calls, captured, randn
 
@@ -150,6 +151,7 @@ def test_numbers_of_eight_bits() -> None:
     _check(program)
 
 
+@pytest.mark.skipif(pytorch_release() == "2.12", reason="plain Inductor's results are wrong")
 @also_as_shipped
 def test_a_second_stream_inside() -> None:
     def program(compile: Compile) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("version", "asked", "is_available"),
-    [("2.11.0+cu130", "", True), ("2.12.1+cu130", "", False), ("2.12.1+cu130", "1", True)],
+    [("2.11.0+cu130", "", True), ("2.16.1+cu130", "", False), ("2.16.1+cu130", "1", True)],
 )
 def test_releases_without_a_run_on_a_gpu_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, version: str, asked: str, is_available: bool
@@ -29,4 +29,4 @@ def test_releases_without_a_run_on_a_gpu_are_asked_for(
     monkeypatch.setenv("PYGRAPH_UNTESTED_RELEASES", asked)
     reason = runtime.unavailable_reason.__wrapped__()
     assert (reason is None) == is_available
-    assert is_available or "PyTorch 2.12" in str(reason)
+    assert is_available or "PyTorch 2.16" in str(reason)
