@@ -91,6 +91,7 @@ void DictChanges::watch(const std::vector<PyObject*>& dicts) noexcept {
     DictWatcher& watcher = DictWatcher::get();
     if (watcher.id < 0) return;
     is_changed_.assign(dicts.size(), 0);
+    notes_.assign(dicts.size(), 0);
     unchanged_.assign(dicts.size(), 0);
     untold_.reserve(dicts.size());
     changed_.clear();
@@ -120,9 +121,7 @@ void DictChanges::stop() noexcept {
   changed_.clear();
 }
 
-void DictChanges::note_unchanged(uint32_t position) noexcept {
-  constexpr unsigned char kMostUnchanged = 100;
-  if (++unchanged_[position] < kMostUnchanged) return;
+void DictChanges::stop_watching(uint32_t position) noexcept {
   DictWatcher::get().remove(dicts_[position], [&](const auto& of) {
     return of.changes == this && of.position == position;
   });
@@ -131,7 +130,7 @@ void DictChanges::note_unchanged(uint32_t position) noexcept {
 
 #else
 
-void DictChanges::note_unchanged(uint32_t /*position*/) noexcept {}
+void DictChanges::stop_watching(uint32_t /*position*/) noexcept {}
 
 void DictChanges::watch(const std::vector<PyObject*>& /*dicts*/) noexcept {}
 
@@ -143,14 +142,16 @@ DictChanges::~DictChanges() {
   stop();
 }
 
-uint32_t DictChanges::take() noexcept {
-  const uint32_t position = changed_.back();
-  changed_.pop_back();
+void DictChanges::forget_unchanged(uint32_t position) noexcept {
+  constexpr uint32_t kMostUnchanged = 100;
+  if (is_changed_[position] == 0) return;  // another thread has
   is_changed_[position] = 0;
-  return position;
+  std::erase(changed_, position);
+  if (++unchanged_[position] == kMostUnchanged) stop_watching(position);
 }
 
 void DictChanges::note(uint32_t position) noexcept {
+  ++notes_[position];
   if (is_changed_[position] != 0) return;
   is_changed_[position] = 1;
   changed_.push_back(position);

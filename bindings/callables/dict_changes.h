@@ -32,26 +32,30 @@ class DictChanges {
 
   // The dictionaries that have been modified or freed: by position.
   bool has_changes() const { return !changed_.empty(); }
-  // Takes one of them out. One that is not found as it was is to be noted again.
-  uint32_t take() noexcept;
+  uint32_t last() const { return changed_.back(); }
+  // How often it has been noted.
+  uint32_t notes(uint32_t position) const { return notes_[position]; }
   void note(uint32_t position) noexcept;
   // All from this position on; none if nothing is watched.
   void note_from(size_t position) noexcept;
   bool is_alive(uint32_t position) const { return dicts_[position] != nullptr; }
-  // One that was taken is as it was. If that is so often, as with the globals of a script, Python
-  // is not asked any more, so that the program's writes to it cost what they did.
-  void note_unchanged(uint32_t position) noexcept;
+  // Of one that is as it was. If that is so often, as with the globals of a script, Python is not
+  // asked any more, so that the program's writes to it cost what they did.
+  void forget_unchanged(uint32_t position) noexcept;
   // Positions of dictionaries that Python does not tell about.
   const std::vector<uint32_t>& untold() const { return untold_; }
 
  private:
   friend struct DictWatcher;
 
+  void stop_watching(uint32_t position) noexcept;
+
   std::vector<PyObject*> dicts_;  // null: it is gone
   std::vector<uint32_t> untold_;
   std::vector<char> is_changed_;
-  std::vector<unsigned char> unchanged_;  // how often each was taken, and as it was
-  std::vector<uint32_t> changed_;         // has room for all
+  std::vector<uint32_t> notes_;
+  std::vector<uint32_t> unchanged_;  // how often each was noted, and as it was
+  std::vector<uint32_t> changed_;    // has room for all
 };
 
 }  // namespace pygraph::bindings

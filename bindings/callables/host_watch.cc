@@ -218,14 +218,15 @@ void HostWatch::watch_dicts() {
   changes_.watch(dicts);
 }
 
+// A dictionary stays noted until it has been compared: Python may run in a comparison, and another
+// thread may look meanwhile.
 bool HostWatch::changed_dicts_hold() {
   while (changes_.has_changes()) {
-    const uint32_t i = changes_.take();
-    if (!changes_.is_alive(i) || !holds(dicts_[i])) {
-      changes_.note(i);
-      return false;
-    }
-    changes_.note_unchanged(i);
+    const uint32_t i = changes_.last();
+    const uint32_t notes = changes_.notes(i);
+    if (!changes_.is_alive(i) || !holds(dicts_[i])) return false;
+    if (!changes_.is_watching() || changes_.notes(i) != notes) return false;
+    changes_.forget_unchanged(i);
   }
   return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return holds(dicts_[i]); });
 }
@@ -252,12 +253,15 @@ bool HostWatch::holds_as_a_whole(const Dict& watched) {
   return known == watched.items.end();
 }
 
-// The order of an OrderedDict is compared by the callable's walk (visit_containers.py).
+// The order of an OrderedDict of several keys, and which keys they are, is compared by the
+// callable's walk (visit_containers.py).
 bool HostWatch::holds_in_any_order(const Dict& watched) {
   PyObject* key = nullptr;
   Py_ssize_t count = 0;
   for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, nullptr) != 0;) {
-    if (watched.left_out.empty() || !is_among(key, watched.left_out)) ++count;
+    if (!watched.left_out.empty() && is_among(key, watched.left_out)) continue;
+    ++count;
+    if (watched.items.size() == 1 && key != watched.items.front().first) return false;
   }
   return count == std::ssize(watched.items) &&
          std::ranges::all_of(watched.items, [&](const auto& item) {
@@ -269,7 +273,10 @@ bool HostWatch::holds_in_any_order(const Dict& watched) {
 bool HostWatch::is_in_order(const Dict& watched) {
   if (!PyODict_Check(watched.dict) || !watched.left_out.empty()) return true;
   PyObject* iterator = PyODict_Type.tp_iter(watched.dict);  // not that of a class of the program's
-  if (iterator == nullptr) return false;
+  if (iterator == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
   bool is_same_order = true;
   for (const auto& item : watched.items) {
     PyObject* key = PyIter_Next(iterator);
@@ -277,7 +284,9 @@ bool HostWatch::is_in_order(const Dict& watched) {
     Py_XDECREF(key);
   }
   Py_DECREF(iterator);
-  return is_same_order && PyErr_Occurred() == nullptr;
+  const bool has_failed = PyErr_Occurred() != nullptr;  // a hash of the program's, say
+  PyErr_Clear();
+  return is_same_order && !has_failed;
 }
 
 bool HostWatch::holds(const List& watched) {

@@ -30,28 +30,28 @@ class ReplayClocks {
 
   // Begins a call.
   static void begin() {
-    if (is_on_.load(std::memory_order_relaxed)) last_ = Clock::now();
+    if (is_running.load(std::memory_order_relaxed)) last_end = Clock::now();
   }
   // The part has ended now, and began where the one before ended.
   static void end(ReplayPart part) {
-    if (!is_on_.load(std::memory_order_relaxed)) return;
+    if (!is_running.load(std::memory_order_relaxed)) return;
     const Clock::time_point now = Clock::now();
-    spent_[static_cast<size_t>(part)] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
+    spent[static_cast<size_t>(part)] += std::chrono::duration<double>(now - last_end).count();
+    last_end = now;
   }
   // The seconds by part since it was called last. is_on: whether clocks run from now on.
   static Parts take(bool is_on) {
-    is_on_ = is_on;
-    const Parts found = spent_;
-    spent_ = {};
+    is_running = is_on;
+    const Parts found = spent;
+    spent = {};
     return found;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static inline std::atomic<bool> is_on_ = false;
-  static inline Clock::time_point last_;
-  static inline Parts spent_{};
+  static inline std::atomic<bool> is_running = false;
+  static inline Clock::time_point last_end;
+  static inline Parts spent{};
 };
 
 }  // namespace pygraph::bindings

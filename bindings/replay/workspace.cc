@@ -18,8 +18,8 @@ constexpr uint64_t kMinLargeAlloc = 10 << 20;
 constexpr uint64_t kLargeBuffer = 20 << 20;
 constexpr uint64_t kSmallSize = 1 << 20;
 
-// That are allocated in search of a segment of its own. All of a segment of 16 GiB can be taken so.
-constexpr size_t kMostPieces = 1024;
+// That are allocated for a moment in search of a segment of its own.
+constexpr uint64_t kMostSearched = 2ULL << 30;
 
 // The segment that a piece of the allocator's memory is in; 0 if the driver does not say.
 uint64_t segment_bytes(const void* memory) {
@@ -99,7 +99,7 @@ void Workspace::allocate_in_own_segment(uint64_t bytes) {
   const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
   std::vector<c10::DataPtr> pieces;
   try {
-    while (pieces.size() < kMostPieces) {
+    while (pieces.size() * wanted < kMostSearched) {
       c10::DataPtr piece = allocator->allocate(wanted);
       if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
         memory_ = std::move(piece);

@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import pygraph
 from pygraph import options
-from pygraph.callables import graphed, trained
+from pygraph.callables import graphed, trained, variant
 from pygraph.callables.gradient_clips import _seen
 from pygraph.compile.backend import backend
 
@@ -477,6 +477,46 @@ def test_an_error_after_the_clip_does_not_clip_again(
         p.grad = gradient
     clip_grad_norm_(expected, 0.1)
     assert_same(clipped, [p.grad for p in expected])
+
+
+class _Timeout(Exception):
+    """As a signal's handler raises it."""
+
+
+@pytest.mark.parametrize("place", ["_tell_autograd", "call"])
+def test_an_exception_after_a_replay_is_the_programs(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The replay's effect is there: nothing is done twice."""
+    loop, expected = Loop(sgd), Loop(sgd, False)
+    for x, y in batches(8):
+        for of in (loop, expected):
+            of.optimizer.zero_grad()
+            of.backward(x, y)
+            clip_grad_norm_(of.model.parameters(), 0.1)
+            of.optimizer.step()
+    assert clips(partitions) != [0]
+    own: Any = getattr(variant.Variant, place)
+
+    def late(*given: Any) -> Any:
+        own(*given)
+        raise _Timeout
+
+    for of in (loop, expected):
+        of.optimizer.zero_grad()
+        of.backward(*batches(1)[0])
+    clip_grad_norm_(expected.model.parameters(), 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(variant.Variant, place, late)
+        with pytest.raises(_Timeout):
+            clip_grad_norm_(loop.model.parameters(), 0.1)
+    assert_same(*([p.grad for p in of.model.parameters()] for of in (loop, expected)))
+    expected.optimizer.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(variant.Variant, place, late)
+        with pytest.raises(_Timeout):
+            loop.optimizer.step()
+    assert_same(*(list(of.model.parameters()) for of in (loop, expected)))
 
 
 def test_models_are_clipped_in_several_threads(partitions: Any) -> None:

@@ -179,6 +179,49 @@ def test_restore_of_ordered_dictionaries(kind: Any, change: Callable[[Any], Any]
         assert len(program.ordered) == 3 and list(reversed(program.ordered)) == ["w", "y", "x"]
 
 
+class _Text(str):
+    """Equal to a string, but another key to who reads it."""
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, True), (0.0, -0.0), ("a", _Text("a"))])
+@pytest.mark.parametrize("looks", [1, 4])
+def test_another_key_that_is_equal(old: Any, new: Any, looks: int) -> None:
+    program = Program()
+    program.ordered = collections.OrderedDict({old: "value"})
+    state = program.state()
+    assert all(state.holds() for _ in range(looks))
+    program.ordered[new] = program.ordered.pop(old)
+    assert not state.holds()
+
+
+class _Asking:
+    """A key in whose hash another look is taken, as another thread may do then."""
+
+    asks: Callable[[], object] | None = None
+
+    def __hash__(self) -> int:
+        asks, self.asks = self.asks, None
+        if asks is not None:
+            asks()
+            self.asks = asks
+        return 1
+
+
+def test_a_look_within_a_look() -> None:
+    program = Program()
+    key = _Asking()
+    program.ordered = collections.OrderedDict({key: 1, "b": 2})
+    state = program.state()
+    assert all(state.holds() for _ in range(5))
+    program.ordered[key] = 3
+    found: list[bool] = []
+    key.asks = lambda: found.append(state.holds())
+    assert not state.holds() and not any(found)
+    key.asks = None
+    program.ordered[key] = 1
+    assert state.holds()
+
+
 def test_several_states_of_one_program() -> None:
     """One that ends does not keep Python from telling the others."""
     program = Program()

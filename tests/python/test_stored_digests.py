@@ -104,6 +104,12 @@ def test_what_has_no_source_has_none(folder: Path) -> None:
     assert _asked_for(len, functools.partial(len), eval("lambda: 0"), 3) == ["", "", "", ""]
 
 
+def test_a_function_that_is_its_own_wrapper_has_none(folder: Path) -> None:
+    function = _module(folder).function
+    function.__wrapped__ = function
+    assert _asked_for(function) == [""]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"\xff", b'{"a": 1}', b'{"a": "no digest"}', b'{"a": null}']
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pygraph import runtime
+from pygraph.callables import serving
 from pygraph.callables.graphed import Graphed
 from pygraph.options import Options
 
@@ -48,11 +49,12 @@ class Route:
         nothing has been done. Raises what the function raises."""
         own = self._own
         own.passed, own.has_begun = passed, False
+        serving.inside.is_made = False
         try:
             return (self.graphed(passed, *rest),)
         except Exception as error:
-            if own.has_begun:
-                raise  # the program's
+            if own.has_begun or serving.inside.is_made:
+                raise  # the program's, or that of a signal's handler: nothing may be done twice
             self.graphed.give_up(runtime.brief(error))
             return None
         finally:

@@ -9,7 +9,9 @@ from torch.nn.utils import parametrize
 
 from pygraph import runtime
 
-inside = threading.local()  # `is_calling`: whether the thread is in a call of a graphed callable
+# Of the thread. `is_calling`: whether it is in a call of a graphed callable. `is_made`: whether that
+# call is made, by a replay or else, so that it must not be made again.
+inside = threading.local()
 
 
 def is_calling() -> bool:

@@ -23,6 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime
+from pygraph.callables import serving
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.observation import Form, fate, kinds_of
@@ -108,6 +109,7 @@ class StepFunction:
                 self._leave_gradients(made[0])
             raise
         finally:
+            serving.inside.is_made = bool(made)
             own.arguments = own.rest = own.make = own.result = own.structure = None
 
     @property

@@ -39,7 +39,7 @@ class Tally:
         self._alive.add(partition)
         # Holds the entries until the partition ends, and then no longer; and no tensors of the
         # program's, which may refer to the partition.
-        info = dataclasses.replace(partition.info, gradients=None)
+        info = dataclasses.replace(partition.info, gradients=None, own=None)
         end = weakref.finalize(partition, self._keep_rows, info, partition.entries)
         end.atexit = False
 
