@@ -81,6 +81,8 @@ def _measure_all(
             except Exception as error:
                 print(f"  {workload.key}: {name} failed: {runtime.first_line(error)}", flush=True)
                 traceback.print_exc()
+        gc.collect()
+        torch.cuda.empty_cache()  # those that still compile need it
         turn.wait_until_all_have_compiled()
         _time_in_turns(ready, inputs)
     _compare_results(ready, inputs)

@@ -81,6 +81,9 @@ class StepMeasurement:
                 yield self.rows[name]
             else:
                 ready.append(variant)
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()  # those that still compile need it
         self._turn.wait_until_all_have_compiled()
         for phase in (self._compare, self._time):
             phase(ready)
