@@ -8,6 +8,7 @@
 #include "pygraph/written_inputs.h"
 #include "record/scrub_stack.h"
 #include "record/table_log.h"
+#include "tensors/followed_number.h"
 #include "torch_private/philox.h"
 #include "without_python_lock.h"
 
@@ -65,6 +66,12 @@ PyObject* RecordingPair::stand_ins(int index) {
     PyObject* real = PyList_GET_ITEM(original_, i);
     if (!arguments_[i].is_relocated()) {
       PyList_SET_ITEM(list, i, Py_NewRef(real));
+      continue;
+    }
+    if (arguments_[i].kind == ArgumentKind::kFollowedNumber) {
+      PyObject* number = stand_in_for_number(static_cast<size_t>(i), index);
+      halves_[index].inputs.push_back({bits_of_number(number), 1});
+      PyList_SET_ITEM(list, i, number);
       continue;
     }
     at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *halves_[index].space);

@@ -91,8 +91,7 @@ void MemoryPlan::collect_input_addresses(PyObject* arguments, const OwnInputs* o
       addresses.push_back(own->address(position));
       continue;
     }
-    const at::Tensor& tensor = unpack_tensor(PyList_GET_ITEM(arguments, position));
-    addresses.push_back(reinterpret_cast<uint64_t>(tensor.mutable_data_ptr()));
+    addresses.push_back(address_of_argument(PyList_GET_ITEM(arguments, position)));
   }
 }
 

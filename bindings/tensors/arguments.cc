@@ -9,6 +9,7 @@
 
 #include "pygraph/alignment.h"
 #include "pygraph/recording.h"
+#include "tensors/followed_number.h"
 #include "tensors/prefetch.h"
 #include "tensors/switches.h"
 
@@ -109,6 +110,8 @@ bool Argument::matches(PyObject* argument, c10::Device device) const {
     case ArgumentKind::kFloat:
       return PyFloat_Check(argument) &&
              std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(argument)) == std::bit_cast<uint64_t>(real);
+    case ArgumentKind::kFollowedNumber:
+      return is_followed_number(argument);
     case ArgumentKind::kGenerator:
       return is_generator(argument);
     case ArgumentKind::kNone:
@@ -127,6 +130,8 @@ static Argument describe_argument(PyObject* object, c10::Device device) {
     argument.kind = ArgumentKind::kInteger;
     argument.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
     if (overflow != 0) return unsupported("an integer of more than 64 bits");
+  } else if (is_followed_number(object)) {
+    argument.kind = ArgumentKind::kFollowedNumber;
   } else if (PyFloat_Check(object)) {
     argument.kind = ArgumentKind::kFloat;
     argument.real = PyFloat_AS_DOUBLE(object);
@@ -248,6 +253,11 @@ std::string signature_of(PyObject* list, c10::Device device) {
     append_argument(signature, PyList_GET_ITEM(list, i), device);
   }
   return signature;
+}
+
+uint64_t address_of_argument(PyObject* argument) {
+  if (is_followed_number(argument)) return bits_of_number(argument);
+  return address_of(unpack_tensor(argument));
 }
 
 at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space) {

@@ -22,6 +22,7 @@ enum class ArgumentKind : uint8_t {
   kEmptyTensor,
   kInteger,
   kFloat,
+  kFollowedNumber,  // a number whose value may differ from call to call (followed_number.h)
   kGenerator,
   kNone,
   kUnsupported  // graphs cannot take it; `reason` says why
@@ -52,8 +53,10 @@ struct Argument {
 
   // False for an unsupported argument.
   bool matches(PyObject* argument, c10::Device device) const;
-  // Whether graphs get its address at each call.
-  bool is_relocated() const { return kind == ArgumentKind::kTensor; }
+  // Whether graphs get its address at each call; of a followed number, its bits.
+  bool is_relocated() const {
+    return kind == ArgumentKind::kTensor || kind == ArgumentKind::kFollowedNumber;
+  }
 };
 
 std::vector<Argument> describe_arguments(PyObject* list, c10::Device device);
@@ -82,6 +85,9 @@ std::string signature_of(PyObject* list, c10::Device device);
 
 // A tensor like `like`, at stand-in addresses, of exactly the alignment class of `argument`.
 at::Tensor make_stand_in(const Argument& argument, const at::Tensor& like, AddressSpace& space);
+
+// Of an argument that is relocated.
+uint64_t address_of_argument(PyObject* argument);
 
 // Bytes from the tensor's first element to one past its last.
 uint64_t extent_of(const at::Tensor& tensor);

@@ -5,6 +5,7 @@
 #include "conversions.h"
 #include "tensors/arguments.h"
 #include "tensors/donation.h"
+#include "tensors/followed_number.h"
 #include "tensors/free_observer.h"
 
 namespace py = pybind11;
@@ -15,6 +16,8 @@ void bind_tensors(py::module_& m) {
   m.def("signature", [](const py::list& arguments, int device) {
     return py::bytes(signature_of(arguments.ptr(), cuda_device(device)));
   });
+  m.attr("FollowedNumber") =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(followed_number_type()));
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("memory_of", [](const py::object& tensor) {

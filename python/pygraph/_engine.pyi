@@ -20,6 +20,10 @@ class StreamNotReady(RuntimeError):
 class NotGivenAway(RuntimeError):
     """The program holds an argument whose memory the graph would use; the call runs uncaptured."""
 
+class FollowedNumber(float):
+    """A number on the host that a graph follows: an argument whose value may differ from call to call
+    (bindings/tensors/followed_number.h)."""
+
 class CapturedGraph:
     """A compiled function for one signature of its arguments, as an executable graph."""
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         GraphedCallable = _engine.GraphedCallable
         FreeObserver = _engine.FreeObserver
         FreshAccumulators = _engine.FreshAccumulators
+        FollowedNumber = _engine.FollowedNumber
         HostWatch = _engine.HostWatch
         NotGivenAway = _engine.NotGivenAway
         NotRelocatable = _engine.NotRelocatable

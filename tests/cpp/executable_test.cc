@@ -1,5 +1,7 @@
 #include "pygraph/executable.h"
 
+#include <array>
+#include <bit>
 #include <thread>
 
 #include "test_device.h"
@@ -62,6 +64,33 @@ TEST_F(ExecutableTest, OnlyNodesWithChangedAddressesAreTouched) {
   EXPECT_EQ(graph->bind(other_input), 2);  // two nodes read the input
   graph->launch(stream.get());
   expect_all(other_output[1], 8);
+}
+
+// An input that is a number has its bits as its address (bindings/tensors/followed_number.h).
+TEST_F(ExecutableTest, ANumberThatKernelsTakeByValueIsAnInput) {
+  const auto bits = [](double number) { return std::bit_cast<uint64_t>(number); };
+  const std::array numbers = {bits(0.5), bits(0.25)};
+  size_t recording = 0;
+  TwoRecordings recordings = record_twice(device, {kBytes}, [&](Session& s) {
+    const uint64_t result = s.pool.allocate(kBytes);
+    device.add_one_struct(s.stream, result, numbers.at(recording++), s.inputs[0], kCount);
+    return std::vector{result};
+  });
+  recordings.first.inputs.push_back({numbers[0], 1});
+  recordings.second.inputs.push_back({numbers[1], 1});
+  LinkedGraph linked = recordings.link(driver);
+  ASSERT_EQ(linked.relocations.size(), 3);
+  EXPECT_EQ(linked.symbols[linked.relocations[1].symbol].slot, 1);
+  ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
+  const uint64_t input = filled(1);
+  const uint64_t output = filled(0);
+  for (const double number : {0.9, 0.1, 0.0}) {
+    const uint64_t addresses[] = {input, bits(number), output, 0};
+    EXPECT_EQ(graph.bind(addresses), 1);
+    EXPECT_EQ(graph.bind(addresses), 0);
+    graph.launch(stream.get());
+    expect_all(output, 2);
+  }
 }
 
 TEST_F(ExecutableTest, TheWorkspaceCanMove) {

@@ -55,6 +55,26 @@ def one_cycle(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, _STEPS + 1, cycle_momentum=False)
 
 
+def one_cycle_with_momentum(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, _STEPS + 1)
+
+
+def cyclic(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 2e-3, 50)
+
+
+class _Decay:
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        self._optimizer.param_groups[0]["weight_decay"] *= 0.99
+
+
+def decaying(optimizer: Any) -> Any:
+    return _Decay(optimizer)
+
+
 def run(at: Training, step: Any, schedule: Callable[[Any], Any]) -> list[torch.Tensor]:
     scheduler = schedule(at.optimizer)
     losses = []
@@ -104,11 +124,53 @@ def test_fused_forms_give_the_same_bits(name: str, schedule: Any) -> None:
     if not _has(name, fused=True):
         pytest.skip(f"{name} has no fused form on a GPU in this release")
     kept = assert_trains_alike(schedule, name, fused=True, **_FUSED[name])
-    if schedule is fixed or name in ("Adam", "AdamW"):
-        assert replays() > 150, pygraph.stats()
-    elif replays() == 0:  # the kernel computes in double
-        assert "adapt_optimizers=True" in reasons(), pygraph.stats()
+    assert replays() > 150, pygraph.stats()
     del kept
+
+
+@pytest.mark.parametrize("schedule", [one_cycle_with_momentum, cyclic, decaying])
+@pytest.mark.parametrize("name", _FUSED)
+def test_fused_forms_follow_momentum_betas_and_weight_decay(name: str, schedule: Any) -> None:
+    if not _has(name, fused=True):
+        pytest.skip(f"{name} has no fused form on a GPU in this release")
+    if name == "Adagrad" and schedule is not decaying:
+        pytest.skip("Adagrad has neither momentum nor betas")
+    kept = assert_trains_alike(schedule, name, fused=True, **{**_FUSED[name], "weight_decay": 0.02})
+    assert replays() > 150, pygraph.stats()
+    key = {"SGD": "momentum", "Adagrad": "weight_decay"}.get(name, "betas")
+    key = "weight_decay" if schedule is decaying else key
+    assert any(f"{name}.param_groups[0]['{key}']" in row.followed for row in captured())
+    del kept
+
+
+def test_numbers_of_groups_are_told_apart() -> None:
+    """Equal ones, too, as long as the graph is recorded and verified."""
+
+    def train(graphs: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(32, 32).cuda() for _ in range(3)]
+        groups = [{"params": layer.parameters()} for layer in layers]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+
+        def step(x: torch.Tensor) -> None:
+            for layer in layers:
+                x = layer(x).relu()
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = pygraph.graph(step) if graphs else step
+        for i in range(60):
+            run(torch.full((4, 32), 0.01 * i, device="cuda"))
+            for j, group in enumerate(optimizer.param_groups):
+                at = i if i < 30 else i * (j + 1) / 3
+                group["betas"] = (0.9 - 0.002 * at, 0.999 - 0.001 * at)
+                group["weight_decay"] = 0.01 + 0.001 * at
+        if graphs:
+            assert replays() > 30, pygraph.stats()
+        return [p.detach() for layer in layers for p in layer.parameters()]
+
+    _assert_same(train(True), train(False))
 
 
 @pytest.mark.parametrize("schedule", [exponential, one_cycle])

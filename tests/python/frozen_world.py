@@ -1,7 +1,8 @@
 """Graphed callables without a GPU whose replays run no Python, as a graph's do.
 
 As graphed_world.py, but a replay executes the operators that a rehearsal dispatched, with the numbers
-that Python gave them then, on the memory of the call's inputs.
+that Python gave them then, on the memory of the call's inputs. A number that is an input is found in
+the operators by its value, which no other has, and replaced by the call's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph import runtime
 from pygraph.callables import variant
 from pygraph.gpu.clones import clone_shared_storages
 
@@ -25,18 +27,22 @@ from .graphed_world import Replaying
 class _Tape(TorchDispatchMode):
     """The operators of one rehearsal. A tensor is (kind, number, start, size, stride, ...)."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Any]) -> None:
         super().__init__()
+        self._numbers = {x: i for i, x in enumerate(inputs) if isinstance(x, float)}
         self.steps: list[tuple[Any, Any, Any, int]] = []
         self._starts = [
             (x.untyped_storage().data_ptr(), x.untyped_storage().nbytes(), i)
             for i, x in enumerate(inputs)
+            if isinstance(x, torch.Tensor)
         ]
         self._born: dict[int, int] = {}
         self._alive: list[Any] = []
         self.templates: list[tuple[int, torch.dtype]] = []
 
     def _refer(self, x: Any) -> Any:
+        if type(x) is float and x in self._numbers:
+            return ("number", self._numbers[x], *[None] * 5)
         if not isinstance(x, torch.Tensor):
             return x
         pointer = x.untyped_storage().data_ptr()
@@ -61,11 +67,12 @@ class _Tape(TorchDispatchMode):
         self.steps.append((func, *given, made))
         return out
 
-    def replay(self, inputs: Sequence[torch.Tensor], outputs: Any) -> list[Any]:
+    def replay(self, inputs: Sequence[Any], outputs: Any) -> list[Any]:
         born: dict[int, torch.Tensor] = {}
 
         def is_reference(x: Any) -> bool:
-            return isinstance(x, tuple) and len(x) == 7 and x[0] in ("in", "born", "constant")
+            kinds = ("in", "born", "constant", "number")
+            return isinstance(x, tuple) and len(x) == 7 and x[0] in kinds
 
         def take(x: Any) -> Any:
             if not is_reference(x):
@@ -73,6 +80,8 @@ class _Tape(TorchDispatchMode):
             kind, which, start, size, stride, dtype, offset = x
             if kind == "constant":
                 return which
+            if kind == "number":
+                return float(inputs[which])
             base = inputs[which] if kind == "in" else born[which]
             flat = torch.empty(0, dtype=torch.uint8).set_(base.untyped_storage())
             skip = start + offset
@@ -95,6 +104,12 @@ class _Tape(TorchDispatchMode):
             return [take(x) for x in outputs]
 
 
+def with_other_numbers(inputs: Sequence[Any]) -> list[Any]:
+    """As a recording is given (bindings/tensors/followed_number.h)."""
+    number = runtime.engine().FollowedNumber
+    return [number(0.25 + (i + 1) / 3e6) if isinstance(x, float) else x for i, x in enumerate(inputs)]
+
+
 class Frozen(Replaying):
     """A partition whose replays have the numbers of the recording."""
 
@@ -115,7 +130,7 @@ class Frozen(Replaying):
                 return outputs
             return self.tape.replay(given, self.outputs)
         every = range(len(inputs))
-        stand_ins = clone_shared_storages(inputs, list(every))
+        stand_ins = with_other_numbers(clone_shared_storages(inputs, list(every)))
         self.tape = _Tape(stand_ins)
         with self.tape:
             outputs = self.function.rehearse(stand_ins)

@@ -69,9 +69,11 @@ class Replaying:
         return outputs
 
 
-def version(tensor: torch.Tensor) -> int:
-    """Tensors of inference mode have none."""
-    return -1 if tensor.is_inference() else tensor._version
+def version(value: Any) -> int:
+    """Numbers, and tensors of inference mode, have none."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return -1
+    return value._version
 
 
 def assert_equal(ours: list[Any], theirs: list[Any]) -> None:

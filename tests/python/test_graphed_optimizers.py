@@ -97,14 +97,102 @@ def test_fused_forms_follow_every_rate(partitions: Any, name: str, schedule: Any
 
 
 @pytest.mark.parametrize("schedule", [one_cycle_with_momentum, cyclic])
-def test_a_moving_momentum_is_named(partitions: Any, schedule: Any) -> None:
-    assert_trains_alike(schedule, "SGD", fused=True, momentum=0.9)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_fused_forms_follow_momentum_and_betas(partitions: Any, name: str, schedule: Any) -> None:
+    assert_trains_alike(schedule, name, fused=True, **_FUSED[name])
+    assert replays(partitions) > 6, pygraph.stats()
+    key = "momentum" if name == "SGD" else "betas"
+    assert f"{name}.param_groups[0]['{key}']" in partitions.all[-1].info.followed
+
+
+@pytest.mark.parametrize("name", _FUSED)
+def test_fused_forms_follow_a_moving_weight_decay(partitions: Any, name: str) -> None:
+    def schedule(optimizer: Any) -> Any:
+        class Decay:
+            def step(self) -> None:
+                optimizer.param_groups[0]["weight_decay"] *= 0.9
+
+        return Decay()
+
+    assert_trains_alike(schedule, name, fused=True, **{**_FUSED[name], "weight_decay": 0.1})
+    assert replays(partitions) > 6, pygraph.stats()
+
+
+def test_groups_with_equal_numbers_are_told_apart(partitions: Any) -> None:
+    """Recordings are given another number for each."""
+
+    def train(graphs: bool) -> list[torch.Tensor]:
+        parameters = [torch.nn.Parameter(torch.linspace(-1.0, 1.0, n)) for n in (3, 5)]
+        groups = [{"params": [p]} for p in parameters]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, fused=True)
+
+        def step(x: torch.Tensor) -> None:
+            sum((x.sum() * p).square().sum() for p in parameters).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = pygraph.graph(step) if graphs else step
+        _graphed.append(run)
+        for i in range(20):
+            run(torch.full((2,), 0.01 * i))
+            for group, factor in zip(optimizer.param_groups, (0.9, 0.8), strict=True):
+                group["momentum"] *= factor if i > 8 else 0.9  # equal at first
+        return [p.detach() for p in parameters]
+
+    assert_same(train(True), train(False))
+    assert replays(partitions) > 6, pygraph.stats()
+
+
+@pytest.mark.parametrize("value", [0.0, 1, float("nan"), torch.tensor(0.5)])
+def test_a_number_that_becomes_something_else_is_not_given_to_the_graph(
+    partitions: Any, value: Any
+) -> None:
+    def train(graphs: bool) -> list[torch.Tensor]:
+        at = training("SGD", fused=True, momentum=0.9)
+        run = pygraph.graph(at.step) if graphs else at.step
+        _graphed.append(run)
+        for i, (x, y) in enumerate(batches(20)):
+            at.optimizer.param_groups[0]["momentum"] = value if i in (12, 13) else 0.9 - 0.01 * i
+            try:
+                run(x, y)
+            except Exception as error:
+                at.optimizer.zero_grad()
+                assert not graphs or not isinstance(error, AssertionError), error
+        return at.state()
+
+    found, expected = train(True), train(False)
+    assert all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, expected, strict=True)
+    )
+    assert replays(partitions) > 4, pygraph.stats()
+
+
+def test_a_number_that_the_program_reads_is_not_followed(partitions: Any) -> None:
+    at = training("SGD", fused=True, momentum=0.9)
+
+    @pygraph.graph
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scale = 2.0 if at.optimizer.param_groups[0]["momentum"] > 0.8 else 1.0
+        return at.step(x * scale, y)
+
+    for i, (x, y) in enumerate(batches(20)):
+        at.optimizer.param_groups[0]["momentum"] = 0.9 - 0.01 * i
+        step(x, y)
     assert "param_groups[0]['momentum'] differs from call to call" in reason()
-    assert "cycle_momentum=False" in reason()
 
 
-def test_moving_betas_are_named(partitions: Any) -> None:
-    assert_trains_alike(one_cycle_with_momentum, "AdamW", fused=True)
+@pytest.mark.parametrize("schedule", [one_cycle_with_momentum, cyclic])
+def test_a_moving_momentum_of_another_form_is_named(partitions: Any, schedule: Any) -> None:
+    assert_trains_alike(schedule, "SGD", momentum=0.9)
+    assert "differs from call to call" in reason()
+
+
+def test_moving_betas_of_another_form_are_named(partitions: Any) -> None:
+    at = training("AdamW", capturable=True)
+    _graphed.append(pygraph.graph(at.step))
+    for i, (x, y) in enumerate(batches(14)):
+        at.optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * i, 0.999)
+        _graphed[-1](x, y)
     assert "['betas'][0] differs from call to call" in reason()
     assert "cycle_momentum=False" in reason()
 

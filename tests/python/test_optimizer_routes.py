@@ -350,3 +350,15 @@ def test_gradients_that_are_missing_now_and_then(partitions: Any) -> None:
 
     assert_trains_alike(train)
     assert len(partitions.all) == 2 and replays(partitions) > 12
+
+
+def test_a_moving_momentum_is_followed(partitions: Any) -> None:
+    def train(loop: Loop) -> None:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 0.1, 30)
+        for x, y in batches(24):
+            loop.step(x, y)
+            scheduler.step()
+
+    assert_trains_alike(train)
+    assert replays(partitions) > 10
+    assert "AdamW.param_groups[0]['betas']" in partitions.all[-1].info.followed

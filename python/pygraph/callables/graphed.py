@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pygraph import observations, options, runtime, torch_patches
-from pygraph.callables import optimizer_forms, rates, serving
+from pygraph.callables import fused_numbers, optimizer_forms, rates, serving
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
@@ -76,6 +76,8 @@ class Graphed:
         # Optimizers that have been adapted, each with the groups that it had then.
         self._adapted: list[tuple[weakref.ref[torch.optim.Optimizer], list[Any]]] = []
         self._device: torch.device | None = None
+        # Whether a number of a fused optimizer has moved: graphs follow them then (fused_numbers.py).
+        self._follows_numbers = False
 
     def reset(self) -> None:
         """Drops all graphs; the next calls are observed again."""
@@ -167,6 +169,10 @@ class Graphed:
                 continue
             changed = variant.host.changes(now)
             if changed:
+                if not self._follows_numbers and fused_numbers.explain(
+                    changed, now.found.optimizers, now.found.functions
+                ):
+                    return self._follow_numbers(arguments, args, kwargs)
                 continue
             if variant.partition is None:
                 return self._observe(variant, now, arguments, args, kwargs)
@@ -178,6 +184,14 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         return self._observe(new, now, arguments, args, kwargs)
 
+    def _follow_numbers(
+        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """From this call on. Variants that were observed with fixed numbers do not fit any more."""
+        self._follows_numbers = True
+        self._variants.clear()
+        return self._unknown_call(arguments, args, kwargs)
+
     def prepared(self) -> Callable[..., Any]:
         """Gives the function's optimizers their form. Returns the function as it is called without a
         graph."""
@@ -186,7 +200,7 @@ class Graphed:
         return lambda *args, **kwargs: self._uncaptured(args, kwargs)
 
     def _look_at(self, roots: dict[str, Any]) -> HostState:
-        now = host_state(roots, self._adapts)
+        now = host_state(roots, self._adapts, self._follows_numbers)
         if not self._adapts:
             return now
         names = optimizer_forms.adapt(now.found.optimizers.values())
@@ -195,7 +209,7 @@ class Graphed:
                 f"{self.__name__}: {', '.join(sorted(set(names)))} counts steps on the GPU from now on "
                 "(capturable=True), which rounds differently"
             )
-            now = host_state(roots, self._adapts)
+            now = host_state(roots, self._adapts, self._follows_numbers)
         self._follow(list(now.found.optimizers.values()))
         self._device = device_of(list(now.found.tensors.values()))
         return now
@@ -222,7 +236,9 @@ class Graphed:
             for v in self._variants.pop(key, [])
             if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
         ]
-        variant = Variant(self.__name__, self._function, self._options, self._adapts)
+        variant = Variant(
+            self.__name__, self._function, self._options, self._adapts, self._follows_numbers
+        )
         self._variants[key] = [*kept, variant][-_MOST_VARIANTS:]
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
             del self._variants[next(iter(self._variants))]

@@ -100,6 +100,17 @@ def _remedy(optimizer: torch.optim.Optimizer) -> str:
     return ", or ".join(ways)
 
 
+def place_of(
+    path: str, optimizers: Mapping[str, torch.optim.Optimizer]
+) -> tuple[torch.optim.Optimizer, dict[str, Any], str] | None:
+    """The optimizer, its group and the key in it that a path leads to; None for another path."""
+    found = _GROUP.fullmatch(path)
+    optimizer = optimizers.get(found["optimizer"]) if found is not None else None
+    if found is None or optimizer is None or int(found["group"]) >= len(optimizer.param_groups):
+        return None
+    return optimizer, optimizer.param_groups[int(found["group"])], found["key"]
+
+
 def advice(path: str, optimizers: Mapping[str, torch.optim.Optimizer]) -> str:
     """What to do if a number of an optimizer, which ``path`` leads to, moves in each call. Empty for
     another path."""

@@ -1,8 +1,8 @@
 """A callable as a function of tensors alone, which can be recorded, verified and replayed.
 
 Its inputs are a flat list: the tensors that are passed, flat tensors that cover the state, gradients
-from before that the callable uses, and learning rates. Its outputs are the tensors that it returns, and
-the gradients that it leaves. It runs in two ways:
+from before that the callable uses, learning rates, and numbers of fused optimizers. Its outputs are the
+tensors that it returns, and the gradients that it leaves. It runs in two ways:
 
     the call     on the program's own tensors: the callable is called, and nothing else happens
     a rehearsal  on other tensors (stand-ins while recording, clones while verifying): the memory under
@@ -72,11 +72,12 @@ class StepFunction:
     def inputs(self, arguments: Arguments) -> list[Any]:
         return [*arguments.tensors, *self.state_tensors, *self._rest()]
 
-    def _rest(self) -> list[torch.Tensor]:
-        """Inputs that may be others at each call: gradients from before, rates."""
-        rates = self._around.rates.tensors()
-        gradients = self._around.used_gradients()  # which may be views of larger memory
-        return [*runtime.engine().flat_tensors(gradients), *rates] if gradients else rates
+    def _rest(self) -> list[Any]:
+        """Inputs that may be others at each call: gradients from before, rates, numbers."""
+        around = self._around
+        numbers: list[Any] = [*around.rates.tensors(), *around.numbers.inputs()]
+        gradients = around.used_gradients()  # which may be views of larger memory
+        return [*runtime.engine().flat_tensors(gradients), *numbers] if gradients else numbers
 
     def call(
         self,
@@ -191,7 +192,9 @@ class StepFunction:
         run_backwards_here(undo)
         undo.append(functools.partial(torch._C._set_grad_enabled, torch.is_grad_enabled()))
         undo.append(functools.partial(around.put_back, kept))
-        begin_recording(around.fused, around.followed, given[end:], undo)
+        numbers = end + len(around.followed)
+        begin_recording(around.fused, around.followed, given[end:numbers], undo)
+        around.numbers.begin_recording(given[numbers:], undo)
         exchange = runtime.engine().StorageExchange(own, given[first:end])
         undo.append(exchange.undo)
         undo.append(torch.clear_autocast_cache)

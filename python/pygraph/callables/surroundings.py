@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import runtime
+from pygraph.callables.fused_numbers import FusedNumbers
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.observation import Gradient
 from pygraph.callables.rates import Rated, Rates
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Surroundings:
     """host: the host's state. state: memory that the callable uses and that is not passed. gradients:
     of all tensors that a backward may set. followed: groups of optimizers whose learning rates are
-    inputs. fused: groups of fused optimizers.
+    inputs. fused: groups of fused optimizers. numbers: of such groups, which are inputs, too.
 
     tensors: those that a backward may set the gradients of. made, cleared: those whose gradients the
     callable makes, or sets to None.
@@ -31,6 +32,7 @@ class Surroundings:
     gradients: list[Gradient]
     followed: list[Rated]
     fused: list[dict[str, Any]]
+    numbers: FusedNumbers
     device: torch.device
 
     def __post_init__(self) -> None:

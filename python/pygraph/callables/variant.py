@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from pygraph import runtime
+from pygraph.callables import fused_numbers
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.forward_function import ForwardFunction
+from pygraph.callables.fused_numbers import FusedNumber, FusedNumbers, names_of
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.observation import Observation, watched_tensors
 from pygraph.callables.observed_call import observed_call
@@ -36,8 +38,16 @@ _COMPARED_CALLS = 2  # after the verification: with it, three in a row
 class Variant:
     """Not thread-safe: its callable's lock is held while it is observed."""
 
-    def __init__(self, name: str, function: Callable[..., Any], options: Options, adapts: bool) -> None:
-        """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference."""
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: Options,
+        adapts: bool,
+        follows_numbers: bool,
+    ) -> None:
+        """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference.
+        follows_numbers: whether numbers of fused optimizers may move (fused_numbers.py)."""
         self.name = name
         self.refusal = ""
         self.partition: Partition | None = None
@@ -46,6 +56,7 @@ class Variant:
         self._function = function
         self._options = options
         self._adapts = adapts
+        self._follows_numbers = follows_numbers
         self._around: Surroundings | None = None
         self._step: StepFunction | None = None
         # Of which the observed call has counted the versions. (Kernels that are not known count as
@@ -70,6 +81,8 @@ class Variant:
             return make()
         groups = self._followed(before)
         rates = [rated.group["lr"] for rated in groups]
+        numbers = self._numbers(before, groups)
+        values = [number.values() for number in numbers]
         counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
         known = [*arguments.tensors, *before.found.tensors.values()]
@@ -85,6 +98,8 @@ class Variant:
         self.host = seen.host
         if [rated.group["lr"] for rated in groups] != rates:
             seen.effects.append("the learning rate of an optimizer")
+        if [number.values() for number in numbers] != values:
+            seen.effects.append("a number of an optimizer")
         self.refusal = counts.refusal()
         if self.refusal:
             return seen.result
@@ -110,12 +125,16 @@ class Variant:
         self.refusal = seen.refusal
         if seen.refusal:
             return
+        optimizers = seen.host.found.optimizers.values()
+        rated = self._followed(seen.host)
+        numbers = self._numbers(seen.host, rated)
         around = Surroundings(
             seen.host,
             seen.state,
             seen.gradients,
-            self._followed(seen.host),
-            fused_groups(seen.host.found.optimizers.values()),
+            rated,
+            fused_groups(optimizers),
+            FusedNumbers(numbers),
             device,
         )
         addresses = {address_of(tensor) for tensor in written}
@@ -142,7 +161,7 @@ class Variant:
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
-            followed=names_of_rates(seen.host.found.optimizers.values(), around.followed),
+            followed=(*names_of_rates(optimizers, rated), *names_of(optimizers, numbers)),
             gradients=(
                 (around.made, len(seen.form.kinds))
                 if around.made and self._options.reuse_gradients
@@ -163,6 +182,8 @@ class Variant:
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
+        if not around.numbers.can_be_followed():
+            return False
         return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
 
     def is_shared_by(self, arguments: Arguments) -> bool:
@@ -178,10 +199,12 @@ class Variant:
 
     def accept(self, now: HostState) -> bool:
         """Another state of the host that the callable cannot tell from the variant's own. False if the
-        variant can: the groups of optimizers whose rates it follows are others."""
+        variant can: the groups of optimizers whose rates and numbers it follows are others."""
         assert self._around is not None
         ours, theirs = self._around.followed, self._followed(now)
         if len(ours) != len(theirs) or not all(map(Rated.is_same, ours, theirs)):
+            return False
+        if not self._around.numbers.are_same(self._numbers(now, theirs)):
             return False
         fused = fused_groups(now.found.optimizers.values())
         if list(map(id, fused)) != list(map(id, self._around.fused)):
@@ -211,17 +234,27 @@ class Variant:
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)
 
+    def _numbers(self, host: HostState, rated: list[Rated]) -> list[FusedNumber]:
+        return numbers_of(host, rated) if self._follows_numbers else []
+
 
 def _hooks_are_active() -> bool:
     """Hooks for saved tensors around the call, such as checkpointing's: they see what is saved."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def host_state(roots: dict[str, Any], adapts: bool) -> HostState:
-    """The host's state, without the learning rates that graphs follow."""
+def host_state(roots: dict[str, Any], adapts: bool, follows_numbers: bool) -> HostState:
+    """The host's state, without the learning rates and the other numbers that graphs follow."""
     state = HostState(roots)
-    groups = followed(state.found.optimizers.values(), adapts)
-    return HostState(roots, [(id(rated.group), "lr") for rated in groups]) if groups else state
+    rated = followed(state.found.optimizers.values(), adapts)
+    numbers = numbers_of(state, rated) if follows_numbers else []
+    unwatched = [(id(of.group), "lr") for of in rated] + [(id(of.group), of.key) for of in numbers]
+    return HostState(roots, unwatched) if unwatched else state
+
+
+def numbers_of(host: HostState, rated: list[Rated]) -> list[FusedNumber]:
+    """The numbers of fused optimizers that graphs can follow, beside these rates."""
+    return fused_numbers.followed(host.found.optimizers.values(), [id(of.group) for of in rated])
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device | None:

@@ -92,6 +92,12 @@ def modules_imported_by(code: CodeType) -> tuple[str, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def mentions(code: CodeType, name: str) -> bool:
+    """Whether a function, or one inside of it, has an attribute, a global or a text of this name."""
+    return any(name in part.co_names or name in part.co_consts for part in _with_inner(code))
+
+
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
