@@ -54,7 +54,8 @@ class AuditReplay:
         self._offsets: list[tuple[Any, int]] = []  # generators, and where the call should leave them
         self.waited = 0.0  # seconds, for what was under way before
         self.seconds = 0.0  # that the replay took
-        memory = [engine.memory_of(args[i]) for i in self._overwritten if _is_tensor(args[i])]
+        tensors = _tensors([args[i] for i in self._overwritten])
+        memory = [engine.memory_of(tensor) for tensor in tensors]
         clones = sum({m.data_ptr(): m.nbytes for m in memory}.values())
         self.bytes = clones + graph.output_bytes + graph.block_bytes  # that an execution takes
 
@@ -112,10 +113,6 @@ class AuditReplay:
         """Frees what the audit has taken."""
         self._seen = ()
         forget()
-
-
-def _is_tensor(arg: Any) -> bool:
-    return isinstance(arg, torch.Tensor)
 
 
 def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
