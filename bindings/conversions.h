@@ -1,4 +1,4 @@
-// Conversions between Python objects and C++, for the bindings.
+// Conversions between Python objects and errors and those of C++, for the bindings.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,7 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <exception>
 #include <vector>
 
 namespace pygraph::bindings {
@@ -25,6 +26,20 @@ inline c10::Device cuda_device(int index) {
 inline c10::Device device_of(const pybind11::object& device) {
   if (!THPDevice_Check(device.ptr())) throw pybind11::type_error("not a torch.device");
   return reinterpret_cast<THPDevice*>(device.ptr())->device;
+}
+
+// The result of `call`, a function that returns a new reference. Null, with a Python error set, if
+// it throws.
+template <typename Call>
+PyObject* returning_errors(const Call& call) {
+  try {
+    return call();
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
 }
 
 // The tensors of a list that holds nothing else.

@@ -7,7 +7,6 @@
 #include "callables/call_observer.h"
 #include "callables/host_watch.h"
 #include "callables/modes.h"
-#include "callables/saved_tensor_hooks.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
 #include "conversions.h"
@@ -97,13 +96,8 @@ void bind_state(py::module_& m) {
       .def_property_readonly("unowned", &State::unowned)
       .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
-      .def("is_shared_by",
-           [](const State& state, const py::list& tensors) {
-             return state.is_shared_by(tensors.ptr());
-           })
-      .def("bump_versions", [](const State& state, const py::list& positions) {
-        state.bump_versions(positions.ptr());
-      });
+      .def("is_shared_by", &State::is_shared_by)
+      .def("bump_versions", &State::bump_versions);
   m.def("flat_tensor", [](const py::object& object) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));
@@ -162,9 +156,7 @@ void bind_gradients(py::module_& m) {
     }
     if (!set_gradients(tensors.ptr(), values.ptr(), first)) throw py::error_already_set();
   });
-  m.def("remove_saved_tensors_hooks", [](const py::object& pack, bool with_others) {
-    return remove_saved_tensors_hooks(pack.ptr(), with_others);
-  });
+  m.def("remove_saved_tensors_hooks", &remove_saved_tensors_hooks);
   m.def("bump_versions", [](const py::list& tensors, const py::list& positions) {
     for (const py::handle& position : positions) {
       const size_t i = PyLong_AsSize_t(position.ptr());
@@ -190,37 +182,16 @@ void bind_arguments(py::module_& m) {
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
-      .def("add_dict_items",
-           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& absent) {
-             watch.add_dict_items(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr());
-           })
-      .def("add_whole_dict",
-           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& left_out) {
-             watch.add_whole_dict(dict.ptr(), keys.ptr(), values.ptr(), left_out.ptr());
-           })
-      .def("add_list", [](HostWatch& watch, const py::list& list,
-                          const py::tuple& items) { watch.add_list(list.ptr(), items.ptr()); })
-      .def("add_cell",
-           [](HostWatch& watch, const py::object& cell, const py::tuple& content) {
-             if (!PyCell_Check(cell.ptr())) throw py::type_error("not a cell");
-             watch.add_cell(cell.ptr(), content.ptr());
-           })
-      .def("add_tensor",
-           [](HostWatch& watch, const py::object& tensor) { watch.add_tensor(tensor.ptr()); })
-      .def("add_function",
-           [](HostWatch& watch, const py::object& function) {
-             if (!PyFunction_Check(function.ptr())) throw py::type_error("not a function");
-             watch.add_function(function.ptr());
-           })
-      .def("add_instance",
-           [](HostWatch& watch, const py::object& instance) { watch.add_instance(instance.ptr()); })
-      .def("add_class", [](HostWatch& watch, const py::type& type) { watch.add_class(type.ptr()); })
+      .def("add_dict_items", &HostWatch::add_dict_items)
+      .def("add_whole_dict", &HostWatch::add_whole_dict)
+      .def("add_list", &HostWatch::add_list)
+      .def("add_cell", &HostWatch::add_cell)
+      .def("add_tensor", &HostWatch::add_tensor)
+      .def("add_function", &HostWatch::add_function)
+      .def("add_instance", &HostWatch::add_instance)
+      .def("add_class", &HostWatch::add_class)
       .def("holds", py::overload_cast<>(&HostWatch::holds))
-      .def("restore", [](HostWatch& watch) {
-        if (!watch.restore()) throw py::error_already_set();
-      });
+      .def("restore", py::overload_cast<>(&HostWatch::restore));
 }
 
 }  // namespace

@@ -62,11 +62,8 @@ void bind_record(py::module_& m) {
       .def("put_back_workspaces", &RecordingPair::put_back_workspaces)
       .def("finish",
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
-              const std::vector<int>& random_arguments,
+              std::vector<int> random,
               const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
-             std::vector<RandomSource> random;
-             random.reserve(random_arguments.size());
-             for (const int argument : random_arguments) random.push_back({argument});
              pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(), std::move(random),
                          kernels);
            })

@@ -10,6 +10,7 @@
 #include "replay/profiles.h"
 #include "replay/replay_clocks.h"
 #include "replay/whole_graph.h"
+#include "torch_private/blas_workspaces.h"
 
 namespace py = pybind11;
 
@@ -130,17 +131,9 @@ void bind_graphed_callable(py::module_& m) {
   m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
     return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
-  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
-                        size_t limit, uint64_t calls_per_recheck) {
-    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_recheck);
-  });
-  m.def("remove_graph", [](const py::object& callable, const CapturedGraph& graph) {
-    remove_graph(callable.ptr(), &graph);
-  });
-  m.def("add_uncaptured_decision",
-        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_recheck) {
-          add_uncaptured_decision(callable.ptr(), arguments.ptr(), calls_per_recheck);
-        });
+  m.def("add_graph", &add_graph);
+  m.def("remove_graph", &remove_graph);
+  m.def("add_uncaptured_decision", &add_uncaptured_decision);
   m.def("whole_graph_callable",
         [](const py::object& partition, const py::object& fallback, bool takes_list,
            int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs,
@@ -153,28 +146,18 @@ void bind_graphed_callable(py::module_& m) {
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));
         });
-  m.def("leave_gradients",
-        [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
-          leave_gradients(callable.ptr(), tensors.ptr(), first);
-        });
-  m.def("own_inputs", [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
-    own_inputs(callable.ptr(), tensors.ptr(), first);
-  });
+  m.def("leave_gradients", &leave_gradients);
+  m.def("own_inputs", &own_inputs);
   m.def("replay_clocks", &ReplayClocks::take);
   m.def("pause", &pause_replays);
   m.def("begin_profile", &begin_profile);
   m.def("end_profile", &end_profile, py::arg("detaches"));
   m.def("needs_new_executable", &needs_new_executable);
-  m.def("clear_uncaptured_decisions",
-        [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
-  m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {
-    wait(callable.ptr(), std::string_view(signature), seconds);
-  });
-  m.def("waiting_seconds", [](const py::object& callable, const py::bytes& signature) {
-    return waiting_seconds(callable.ptr(), std::string_view(signature));
-  });
-  m.def("clear_waiting", [](const py::object& callable) { clear_waiting(callable.ptr()); });
-  m.def("clear_decisions", [](const py::object& callable) { clear_decisions(callable.ptr()); });
+  m.def("clear_uncaptured_decisions", &clear_uncaptured_decisions);
+  m.def("wait", &wait);
+  m.def("waiting_seconds", &waiting_seconds);
+  m.def("clear_waiting", &clear_waiting);
+  m.def("clear_decisions", &clear_decisions);
 }
 
 }  // namespace
@@ -183,6 +166,7 @@ void bind_replay(py::module_& m) {
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);
   bind_graphed_callable(m);
 }
