@@ -1,14 +1,10 @@
 // Conversions between Python objects and errors and those of C++, for the bindings.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Device.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <exception>
-#include <vector>
 
 namespace pygraph::bindings {
 
@@ -20,12 +16,6 @@ inline pybind11::object steal(PyObject* object) {
 
 inline c10::Device cuda_device(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
-}
-
-// Throws TypeError for what is not a torch.device.
-inline c10::Device device_of(const pybind11::object& device) {
-  if (!THPDevice_Check(device.ptr())) throw pybind11::type_error("not a torch.device");
-  return reinterpret_cast<THPDevice*>(device.ptr())->device;
 }
 
 // The result of `call`, a function that returns a new reference. Null, with a Python error set, if
@@ -40,13 +30,6 @@ PyObject* returning_errors(const Call& call) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
   return nullptr;
-}
-
-// The tensors of a list that holds nothing else.
-inline std::vector<at::Tensor> tensors_of(const pybind11::list& list) {
-  std::vector<at::Tensor> tensors;
-  for (const pybind11::handle& object : list) tensors.push_back(THPVariable_Unpack(object.ptr()));
-  return tensors;
 }
 
 }  // namespace pygraph::bindings

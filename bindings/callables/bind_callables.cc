@@ -1,5 +1,5 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bind.h"
 #include "callables/argument_form.h"
@@ -9,7 +9,6 @@
 #include "callables/modes.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
-#include "conversions.h"
 #include "tensors/gradients.h"
 
 namespace py = pybind11;
@@ -17,15 +16,7 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
-py::object wrap(const at::Tensor& tensor) {
-  return steal(THPVariable_Wrap(tensor));
-}
-
-py::list wrap(const std::vector<at::Tensor>& tensors) {
-  py::list list;
-  for (const at::Tensor& tensor : tensors) list.append(wrap(tensor));
-  return list;
-}
+using Tensors = std::vector<at::Tensor>;
 
 // On the CPU: what the call has read or written, and that was not born in it, with the operator
 // that was first given it, whether it was written, and its bytes. None for a tensor that is gone.
@@ -33,10 +24,10 @@ py::list host_tensors(const CallObserver& observer) {
   py::list found;
   for (const SeenStorage& seen : observer.storages()) {
     if (seen.is_born || !seen.device.is_cpu()) continue;
-    py::object tensor = py::none();
+    at::Tensor tensor;
     for (const WeakTensor& weak : seen.tensors) {
       const at::Tensor owner(weak.lock());
-      if (owner.defined()) tensor = wrap(owner);
+      if (owner.defined()) tensor = owner;
     }
     found.append(py::make_tuple(tensor, seen.user, seen.is_written, seen.bytes));
   }
@@ -45,15 +36,15 @@ py::list host_tensors(const CallObserver& observer) {
 
 // The operators that made memory on `device` in the call which is still alive, but for that of the
 // `known` tensors.
-std::vector<std::string> makers_of_survivors(const CallObserver& observer, const py::list& known,
-                                             const py::object& device) {
+std::vector<std::string> makers_of_survivors(const CallObserver& observer, const Tensors& known,
+                                             c10::Device device) {
   std::vector<const c10::StorageImpl*> expected;
-  for (const at::Tensor& tensor : tensors_of(known)) {
+  for (const at::Tensor& tensor : known) {
     if (tensor.has_storage()) expected.push_back(tensor.storage().unsafeGetStorageImpl());
   }
   std::vector<std::string> makers;
   for (const SeenStorage& seen : observer.storages()) {
-    if (!seen.is_born || seen.device != device_of(device)) continue;
+    if (!seen.is_born || seen.device != device) continue;
     const c10::Storage storage(seen.storage.lock());
     if (!storage || storage.nbytes() == 0) continue;
     if (std::ranges::find(expected, storage.unsafeGetStorageImpl()) == expected.end()) {
@@ -64,9 +55,9 @@ std::vector<std::string> makers_of_survivors(const CallObserver& observer, const
 }
 
 // Whether anything but `device` and the CPU was used.
-bool used_other_devices(const CallObserver& observer, const py::object& device) {
+bool used_other_devices(const CallObserver& observer, c10::Device device) {
   return std::ranges::any_of(observer.storages(), [&](const SeenStorage& seen) {
-    return !seen.device.is_cpu() && seen.device != device_of(device);
+    return !seen.device.is_cpu() && seen.device != device;
   });
 }
 
@@ -76,10 +67,8 @@ void bind_observer(py::module_& m) {
       .def("end", &CallObserver::end)
       .def_property_readonly("backward_nodes", &CallObserver::backward_nodes)
       .def_property_readonly("unknown", &CallObserver::unknown)
-      .def("has_used",
-           [](const CallObserver& observer, const py::object& tensor) {
-             return observer.find(THPVariable_Unpack(tensor.ptr())) != nullptr;
-           })
+      .def("has_used", [](const CallObserver& observer,
+                          const at::Tensor& tensor) { return observer.find(tensor) != nullptr; })
       .def("used_other_devices", &used_other_devices)
       .def("host_tensors", &host_tensors)
       .def("makers_of_survivors", &makers_of_survivors);
@@ -87,52 +76,36 @@ void bind_observer(py::module_& m) {
 
 void bind_state(py::module_& m) {
   py::class_<State>(m, "State")
-      .def(py::init([](const CallObserver& observer, const py::list& reachable,
-                       const py::list& excluded, const py::object& device) {
-        return std::make_unique<State>(observer, tensors_of(reachable), tensors_of(excluded),
-                                       device_of(device));
-      }))
-      .def("tensors", [](const State& state) { return wrap(state.tensors()); })
+      .def(py::init<const CallObserver&, const Tensors&, const Tensors&, c10::Device>())
+      .def("tensors", &State::tensors)
       .def_property_readonly("unowned", &State::unowned)
       .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
       .def("is_shared_by", &State::is_shared_by)
       .def("bump_versions", &State::bump_versions);
-  m.def("flat_tensor", [](const py::object& object) {
-    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
-    return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));
-  });
-  m.def("flat_tensors", [](const py::list& tensors) {
-    py::list flat;
-    for (const at::Tensor& tensor : tensors_of(tensors)) {
-      flat.append(wrap(flat_tensor(tensor.storage(), tensor.scalar_type())));
-    }
-    return flat;
+  const auto flat = [](const at::Tensor& tensor) {
+    return flat_tensor(tensor.storage(), tensor.scalar_type());
+  };
+  m.def("flat_tensor", flat);
+  m.def("flat_tensors", [flat](Tensors tensors) {
+    std::ranges::transform(tensors, tensors.begin(), flat);
+    return tensors;
   });
   py::class_<StorageExchange>(m, "StorageExchange")
-      .def(py::init([](const py::list& own, const py::list& given) {
-        return std::make_unique<StorageExchange>(tensors_of(own), tensors_of(given));
-      }))
+      .def(py::init<const Tensors&, Tensors>())
       .def("undo", &StorageExchange::undo);
 }
 
 void bind_autograd_graph(py::module_& m) {
   // What is reached, whether anything else is, and a node with a hook.
-  m.def("survey_graph", [](const py::list& results, const py::list& ends) {
-    const GraphSurvey survey = survey_graph(tensors_of(results), tensors_of(ends));
+  m.def("survey_graph", [](const Tensors& results, const Tensors& ends) {
+    const GraphSurvey survey = survey_graph(results, ends);
     return py::make_tuple(survey.reached, survey.reaches_others, survey.hooked);
   });
-  m.def("reroute_graph",
-        [](const py::list& results, const py::list& ends, const py::list& instead) {
-          reroute_graph(tensors_of(results), tensors_of(ends), tensors_of(instead));
-        });
-  m.def("lead_gradients", [](const py::object& tensor, const py::object& leaf) {
-    lead_gradients(THPVariable_Unpack(tensor.ptr()), THPVariable_Unpack(leaf.ptr()));
-  });
+  m.def("reroute_graph", &reroute_graph);
+  m.def("lead_gradients", &lead_gradients);
   py::class_<FreshAccumulators>(m, "FreshAccumulators")
-      .def(py::init([](const py::list& leaves) {
-        return std::make_unique<FreshAccumulators>(tensors_of(leaves));
-      }))
+      .def(py::init<Tensors>())
       .def("undo", &FreshAccumulators::undo);
 }
 
@@ -146,7 +119,7 @@ void bind_gradients(py::module_& m) {
     py::list gradients;
     for (const py::handle& tensor : tensors) {
       const at::Tensor& gradient = THPVariable_Unpack(tensor.ptr()).grad();
-      if (gradient.defined()) gradients.append(wrap(gradient));
+      if (gradient.defined()) gradients.append(gradient);
     }
     return gradients;
   });

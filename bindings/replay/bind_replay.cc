@@ -1,5 +1,4 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
@@ -22,7 +21,7 @@ using OutputOfRoute = std::optional<std::tuple<
     bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
 
 // As HostTransfer in Python: (arguments, device, whether they are numbers, sent as one vector).
-using HostTransferOfRoute = std::tuple<std::vector<int>, py::object, bool>;
+using HostTransferOfRoute = std::tuple<std::vector<int>, c10::Device, bool>;
 
 RouteOutput route_output(const OutputOfRoute& output) {
   if (!output) return {};
@@ -43,13 +42,8 @@ void bind_captured_graph(py::module_& m) {
       .def(
           "replay",
           [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison,
-             const py::object& generator) {
-            std::optional<at::Generator> instead;
-            if (!generator.is_none()) {
-              if (!is_generator(generator.ptr())) throw py::type_error("not a torch.Generator");
-              instead = unpack_generator(generator.ptr());
-            }
-            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, instead));
+             const std::optional<at::Generator>& generator) {
+            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, generator));
           },
           py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1,
           py::arg("generator") = py::none())
@@ -141,7 +135,7 @@ void bind_graphed_callable(py::module_& m) {
           Route route{input_count, std::move(inputs), {}, {}};
           for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
           for (const auto& [arguments, device, is_vector] : sent) {
-            route.sent.push_back({arguments, device_of(device), is_vector});
+            route.sent.push_back({arguments, device, is_vector});
           }
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));

@@ -1,6 +1,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "bind.h"
 #include "conversions.h"

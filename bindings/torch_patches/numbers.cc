@@ -2,8 +2,10 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <cstring>
