@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pygraph
-from pygraph.report.profile import profile_kernels
+from pygraph.report.profile import kernels_of, trace_call
 
 _WIDTH, _BATCH = 256, 64
 _ROUNDS, _STEPS = 7, 100
@@ -152,7 +152,7 @@ def _measure(way: Way, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None
 
 
 def _launches(way: Way, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
-    kernels = profile_kernels(lambda: way.step(*batch))
+    kernels = kernels_of(trace_call(lambda: way.step(*batch)))
     graphs = {kernel.launch for kernel in kernels if kernel.launch is not None}
     return len(graphs) + sum(kernel.launch is None for kernel in kernels)
 

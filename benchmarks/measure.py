@@ -32,7 +32,7 @@ from benchmarks.variants import SAME_CODE, VARIANTS, HandMadeGraph, Row, Variant
 from benchmarks.workloads import Inputs, Workload
 from pygraph import runtime
 from pygraph.partition.partition import Partition
-from pygraph.report.profile import profile_kernels
+from pygraph.report.profile import kernels_of, trace_call
 
 _RECOMPILE_LIMIT = 8  # Dynamo's, per variant; all variants compile the same code
 _FIRST_CALLS = 24  # compiling, recording, verifying and selecting happen in these
@@ -218,7 +218,7 @@ def _calls_per_block(variant: Variant, inputs: list[Inputs]) -> int:
 
 def _share_in_graphs(variant: Variant, inputs: Inputs) -> float:
     """The larger share of two calls: one of them may hold an audit, which runs uncaptured, too."""
-    calls = [profile_kernels(lambda: variant.step(inputs)) for _ in range(2)]
+    calls = [kernels_of(trace_call(lambda: variant.step(inputs))) for _ in range(2)]
     shares = [sum(k.launch is not None for k in kernels) / len(kernels) for kernels in calls if kernels]
     return max(shares, default=float("nan"))
 

@@ -17,7 +17,6 @@ PYBIND11_MODULE(PYGRAPH_ENGINE, m) {
       std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
   py::register_exception<pygraph::NotRelocatable>(m, "NotRelocatable", PyExc_RuntimeError);
   py::register_exception<pygraph::DriverError>(m, "DriverError", PyExc_RuntimeError);
-  bind_torch_private(m);
   bind_torch_patches(m);
   bind_tensors(m);
   bind_replay(m);

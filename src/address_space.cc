@@ -152,9 +152,7 @@ void AddressSpace::map_until(Region& region, uint64_t end) {
 
 uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content content) {
   Region& region = regions_[static_cast<size_t>(content)];
-  const uint64_t aligned =
-      (region.next + kAllocationAlignment - 1) / kAllocationAlignment * kAllocationAlignment;
-  const uint64_t address = aligned + low_bits % kAllocationAlignment;
+  const uint64_t address = align_up(region.next) + low_bits % kAllocationAlignment;
   const uint64_t end = address + std::max<uint64_t>(size, 1);
   if (end > region.end) {
     throw DriverError("out of addresses for recording", abi::kOutOfMemory);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 
 namespace pygraph {
 namespace {
@@ -146,7 +147,41 @@ class BranchScheduler {
   std::vector<NodeSet> ancestors_;  // all that have ended when a node ends, but for itself
 };
 
+// The scratch memory with this index.
+void split(LinkedGraph& linked, uint32_t index) {
+  std::map<uint32_t, uint32_t> parts;  // symbols, by operator
+  bool is_still_used = false;
+  for (Relocation& relocation : linked.relocations) {
+    if (relocation.symbol != index) continue;
+    const Node& node = linked.recording.nodes[relocation.node];
+    if (node.op == Node::kNoOperator) {
+      is_still_used = true;
+      continue;
+    }
+    const auto [part, is_new] =
+        parts.try_emplace(node.op, static_cast<uint32_t>(linked.symbols.size()));
+    if (is_new) {
+      Symbol symbol = linked.symbols[index];
+      symbol.first = node.position;
+      linked.symbols.push_back(symbol);
+    }
+    linked.symbols[part->second].last = node.position + 1;
+    relocation.symbol = part->second;
+  }
+  if (!is_still_used) linked.symbols[index].size = 0;
+}
+
 }  // namespace
+
+void split_scratch(LinkedGraph& linked) {
+  const auto count = static_cast<uint32_t>(linked.symbols.size());
+  for (uint32_t i = 0; i < count; ++i) {
+    const Symbol& symbol = linked.symbols[i];
+    const bool is_scratch = symbol.kind == SymbolKind::kInternal &&
+                            linked.recording.is_scratch(symbol.address_b, symbol.last);
+    if (is_scratch) split(linked, i);
+  }
+}
 
 std::optional<Branches> find_branches(const LinkedGraph& linked, uint32_t lanes) {
   const Recording& recording = linked.recording;
@@ -160,9 +195,8 @@ std::optional<Branches> find_branches(const LinkedGraph& linked, uint32_t lanes)
   for (const Edge& edge : recording.edges) {
     if (recording.nodes[edge.from].parent >= 0) found.edges.push_back(edge);
   }
-  std::ranges::sort(found.edges, [](const Edge& a, const Edge& b) {
-    return std::pair(a.from, a.to) < std::pair(b.from, b.to);
-  });
+  std::ranges::sort(found.edges, {},
+                    [](const Edge& edge) { return std::pair(edge.from, edge.to); });
   return found;
 }
 

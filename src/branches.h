@@ -31,6 +31,12 @@
 
 namespace pygraph {
 
+// Gives each operator that uses scratch memory of a library (Recording::scratch), such as cuBLAS's
+// workspace, a symbol of its own in its place, as processors rename registers. Operators that share
+// nothing else can then run at the same time. Scratch memory that a node outside operators uses as
+// well is not renamed.
+void split_scratch(LinkedGraph& linked);
+
 struct Branches {
   std::vector<Edge> edges;  // of the whole recording: those inside child graphs as they were
   ExecutionOrder order;

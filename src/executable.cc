@@ -1,10 +1,49 @@
 #include "pygraph/executable.h"
 
 #include <algorithm>
-
-#include "update_kernel.h"
+#include <string>
 
 namespace pygraph {
+namespace {
+
+// False if the limit is not what made the driver refuse the parameters, or cannot be raised.
+bool raise_shared_memory_limit(const Driver& driver, const Node& node) {
+  int limit = 0;
+  int fixed = 0;  // bytes of shared memory that the function has by itself
+  int device = 0;
+  int most = 0;
+  const CUfunction function = node.function;
+  return driver.function_get_attribute(&limit, abi::kFunctionMaxDynamicSharedBytes, function) ==
+             abi::kSuccess &&
+         limit >= 0 && static_cast<unsigned>(limit) < node.shared_memory_bytes &&
+         driver.function_get_attribute(&fixed, abi::kFunctionSharedBytes, function) ==
+             abi::kSuccess &&
+         driver.context_get_device(&device) == abi::kSuccess &&
+         driver.device_get_attribute(&most, abi::kDeviceMaxSharedBytesPerBlock, device) ==
+             abi::kSuccess &&
+         driver.function_set_attribute(function, abi::kFunctionMaxDynamicSharedBytes,
+                                       most - fixed) == abi::kSuccess;
+}
+
+// The driver refuses parameters whose dynamic shared memory exceeds the limit that the function has
+// at that time. A library may lower the limit again after the launch that was captured: cuDNN's
+// batch norm sets it before each launch to what that launch needs (seen with cuDNN 9 on an H200,
+// where the graph of ResNet-18 has launches of one function with 2 to 64 KiB). Then the limit is
+// raised to the most that the device allows, and the parameters are set again. That does no harm to
+// other users of the function, because the limit is only raised. Throws DriverError, which names
+// the kernel.
+template <typename Set>
+void set_kernel_params(const Driver& driver, const Node& node, const char* call, const Set& set) {
+  abi::Result result = set();
+  if (result == abi::kInvalidValue && raise_shared_memory_limit(driver, node)) result = set();
+  if (result == abi::kSuccess) return;
+  const std::string what = std::string(call) + " for the kernel " + node.name + ", " +
+                           std::to_string(node.shared_memory_bytes) +
+                           " bytes of dynamic shared memory,";
+  check_result(driver, result, what.c_str());
+}
+
+}  // namespace
 
 ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked)
     : driver_(driver), graph_(std::move(graph)), linked_(std::move(linked)), table_(linked_) {
@@ -27,7 +66,8 @@ const Node& ExecutableGraph::node_of(const BindTable::PatchedNode& patch) const 
 void ExecutableGraph::apply_to_graph(const BindTable::PatchedNode& patch) {
   const Node& node = node_of(patch);
   if (node.kind == NodeKind::kKernel) {
-    set_kernel_params(driver_, node, patch.params);
+    set_kernel_params(driver_, node, "graph_kernel_set_params",
+                      [&] { return driver_.graph_kernel_set_params(node.handle, &patch.params); });
   } else if (node.kind == NodeKind::kMemcpy) {
     const auto* params = reinterpret_cast<const abi::Memcpy3D*>(patch.image);
     PYGRAPH_CHECK(driver_, graph_memcpy_set_params(node.handle, params));
@@ -43,12 +83,13 @@ void ExecutableGraph::apply_to_executable(const BindTable::PatchedNode& patch) {
     // A child graph is updated as a whole, from its template.
     apply_to_graph(patch);
     const auto parent = static_cast<uint32_t>(node.parent);
-    if (std::find(dirty_children_.begin(), dirty_children_.end(), parent) ==
-        dirty_children_.end()) {
+    if (std::ranges::find(dirty_children_, parent) == dirty_children_.end()) {
       dirty_children_.push_back(parent);
     }
   } else if (node.kind == NodeKind::kKernel) {
-    set_kernel_params(driver_, exec_.get(), node, patch.params);
+    set_kernel_params(driver_, node, "graph_exec_kernel_set_params", [&] {
+      return driver_.graph_exec_kernel_set_params(exec_.get(), node.handle, &patch.params);
+    });
   } else if (node.kind == NodeKind::kMemcpy) {
     const auto* params = reinterpret_cast<const abi::Memcpy3D*>(patch.image);
     PYGRAPH_CHECK(driver_,

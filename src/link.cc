@@ -7,7 +7,6 @@
 
 #include "branches.h"
 #include "plan_memory.h"
-#include "scratch.h"
 
 namespace pygraph {
 

@@ -94,25 +94,21 @@ Uses find_uses(const LinkedGraph& linked, const ExecutionOrder& order,
   Uses uses;
   uses.input_end.assign(linked.recording.inputs.size(), 0);
   uses.output_begin.assign(linked.recording.outputs.size(), Allocation::kNever);
-  for (const Relocation& relocation : linked.relocations) {
-    const Symbol& symbol = linked.symbols[relocation.symbol];
-    const uint32_t position = linked.recording.nodes[relocation.node].position;
+  const auto note = [&](const Symbol& symbol, uint32_t position, uint32_t end) {
     if (symbol.kind == SymbolKind::kInput) {
-      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], position + 1);
+      uint32_t& known = uses.input_end[symbol.slot];
+      known = std::max(known, end);
     } else if (symbol.kind == SymbolKind::kOutput) {
-      uses.output_begin[symbol.slot] =
-          std::min(uses.output_begin[symbol.slot], order.begin_of(position));
+      uint32_t& known = uses.output_begin[symbol.slot];
+      known = std::min(known, order.begin_of(position));
     }
+  };
+  for (const Relocation& relocation : linked.relocations) {
+    const uint32_t position = linked.recording.nodes[relocation.node].position;
+    note(linked.symbols[relocation.symbol], position, position + 1);
   }
   for (size_t i = 0; i < linked.symbols.size(); ++i) {
-    const Symbol& symbol = linked.symbols[i];
-    if (hidden[i].end == 0) continue;
-    if (symbol.kind == SymbolKind::kInput) {
-      uses.input_end[symbol.slot] = std::max(uses.input_end[symbol.slot], hidden[i].end);
-    } else if (symbol.kind == SymbolKind::kOutput) {
-      uses.output_begin[symbol.slot] =
-          std::min(uses.output_begin[symbol.slot], order.begin_of(hidden[i].begin));
-    }
+    if (hidden[i].end > 0) note(linked.symbols[i], hidden[i].begin, hidden[i].end);
   }
   for (const DonatedInput& input : donated) {
     uint32_t& end = uses.input_end[input.slot];

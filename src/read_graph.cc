@@ -150,9 +150,8 @@ void read_nodes(const Driver& driver, CUgraph graph, int parent, Recording& reco
 Recording read_graph(const Driver& driver, CUgraph graph) {
   Recording recording;
   read_nodes(driver, graph, -1, recording);
-  std::sort(recording.edges.begin(), recording.edges.end(), [](const Edge& a, const Edge& b) {
-    return std::pair(a.from, a.to) < std::pair(b.from, b.to);
-  });
+  std::ranges::sort(recording.edges, {},
+                    [](const Edge& edge) { return std::pair(edge.from, edge.to); });
   return recording;
 }
 

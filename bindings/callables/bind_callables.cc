@@ -1,5 +1,5 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bind.h"
 #include "callables/argument_form.h"
@@ -7,10 +7,8 @@
 #include "callables/call_observer.h"
 #include "callables/host_watch.h"
 #include "callables/modes.h"
-#include "callables/saved_tensor_hooks.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
-#include "conversions.h"
 #include "tensors/gradients.h"
 
 namespace py = pybind11;
@@ -18,15 +16,7 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
-py::object wrap(const at::Tensor& tensor) {
-  return steal(THPVariable_Wrap(tensor));
-}
-
-py::list wrap(const std::vector<at::Tensor>& tensors) {
-  py::list list;
-  for (const at::Tensor& tensor : tensors) list.append(wrap(tensor));
-  return list;
-}
+using Tensors = std::vector<at::Tensor>;
 
 // On the CPU: what the call has read or written, and that was not born in it, with the operator
 // that was first given it, whether it was written, and its bytes. None for a tensor that is gone.
@@ -34,10 +24,10 @@ py::list host_tensors(const CallObserver& observer) {
   py::list found;
   for (const SeenStorage& seen : observer.storages()) {
     if (seen.is_born || !seen.device.is_cpu()) continue;
-    py::object tensor = py::none();
+    at::Tensor tensor;
     for (const WeakTensor& weak : seen.tensors) {
       const at::Tensor owner(weak.lock());
-      if (owner.defined()) tensor = wrap(owner);
+      if (owner.defined()) tensor = owner;
     }
     found.append(py::make_tuple(tensor, seen.user, seen.is_written, seen.bytes));
   }
@@ -46,15 +36,15 @@ py::list host_tensors(const CallObserver& observer) {
 
 // The operators that made memory on `device` in the call which is still alive, but for that of the
 // `known` tensors.
-std::vector<std::string> makers_of_survivors(const CallObserver& observer, const py::list& known,
-                                             const py::object& device) {
+std::vector<std::string> makers_of_survivors(const CallObserver& observer, const Tensors& known,
+                                             c10::Device device) {
   std::vector<const c10::StorageImpl*> expected;
-  for (const at::Tensor& tensor : tensors_of(known)) {
+  for (const at::Tensor& tensor : known) {
     if (tensor.has_storage()) expected.push_back(tensor.storage().unsafeGetStorageImpl());
   }
   std::vector<std::string> makers;
   for (const SeenStorage& seen : observer.storages()) {
-    if (!seen.is_born || seen.device != device_of(device)) continue;
+    if (!seen.is_born || seen.device != device) continue;
     const c10::Storage storage(seen.storage.lock());
     if (!storage || storage.nbytes() == 0) continue;
     if (std::ranges::find(expected, storage.unsafeGetStorageImpl()) == expected.end()) {
@@ -65,9 +55,9 @@ std::vector<std::string> makers_of_survivors(const CallObserver& observer, const
 }
 
 // Whether anything but `device` and the CPU was used.
-bool used_other_devices(const CallObserver& observer, const py::object& device) {
+bool used_other_devices(const CallObserver& observer, c10::Device device) {
   return std::ranges::any_of(observer.storages(), [&](const SeenStorage& seen) {
-    return !seen.device.is_cpu() && seen.device != device_of(device);
+    return !seen.device.is_cpu() && seen.device != device;
   });
 }
 
@@ -77,10 +67,8 @@ void bind_observer(py::module_& m) {
       .def("end", &CallObserver::end)
       .def_property_readonly("backward_nodes", &CallObserver::backward_nodes)
       .def_property_readonly("unknown", &CallObserver::unknown)
-      .def("has_used",
-           [](const CallObserver& observer, const py::object& tensor) {
-             return observer.find(THPVariable_Unpack(tensor.ptr())) != nullptr;
-           })
+      .def("has_used", [](const CallObserver& observer,
+                          const at::Tensor& tensor) { return observer.find(tensor) != nullptr; })
       .def("used_other_devices", &used_other_devices)
       .def("host_tensors", &host_tensors)
       .def("makers_of_survivors", &makers_of_survivors);
@@ -88,57 +76,36 @@ void bind_observer(py::module_& m) {
 
 void bind_state(py::module_& m) {
   py::class_<State>(m, "State")
-      .def(py::init([](const CallObserver& observer, const py::list& reachable,
-                       const py::list& excluded, const py::object& device) {
-        return std::make_unique<State>(observer, tensors_of(reachable), tensors_of(excluded),
-                                       device_of(device));
-      }))
-      .def("tensors", [](const State& state) { return wrap(state.tensors()); })
+      .def(py::init<const CallObserver&, const Tensors&, const Tensors&, c10::Device>())
+      .def("tensors", &State::tensors)
       .def_property_readonly("unowned", &State::unowned)
       .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
-      .def("is_shared_by",
-           [](const State& state, const py::list& tensors) {
-             return state.is_shared_by(tensors.ptr());
-           })
-      .def("bump_versions", [](const State& state, const py::list& positions) {
-        state.bump_versions(positions.ptr());
-      });
-  m.def("flat_tensor", [](const py::object& object) {
-    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
-    return wrap(flat_tensor(tensor.storage(), tensor.scalar_type()));
-  });
-  m.def("flat_tensors", [](const py::list& tensors) {
-    py::list flat;
-    for (const at::Tensor& tensor : tensors_of(tensors)) {
-      flat.append(wrap(flat_tensor(tensor.storage(), tensor.scalar_type())));
-    }
-    return flat;
+      .def("is_shared_by", &State::is_shared_by)
+      .def("bump_versions", &State::bump_versions);
+  const auto flat = [](const at::Tensor& tensor) {
+    return flat_tensor(tensor.storage(), tensor.scalar_type());
+  };
+  m.def("flat_tensor", flat);
+  m.def("flat_tensors", [flat](Tensors tensors) {
+    std::ranges::transform(tensors, tensors.begin(), flat);
+    return tensors;
   });
   py::class_<StorageExchange>(m, "StorageExchange")
-      .def(py::init([](const py::list& own, const py::list& given) {
-        return std::make_unique<StorageExchange>(tensors_of(own), tensors_of(given));
-      }))
+      .def(py::init<const Tensors&, Tensors>())
       .def("undo", &StorageExchange::undo);
 }
 
 void bind_autograd_graph(py::module_& m) {
   // What is reached, whether anything else is, and a node with a hook.
-  m.def("survey_graph", [](const py::list& results, const py::list& ends) {
-    const GraphSurvey survey = survey_graph(tensors_of(results), tensors_of(ends));
+  m.def("survey_graph", [](const Tensors& results, const Tensors& ends) {
+    const GraphSurvey survey = survey_graph(results, ends);
     return py::make_tuple(survey.reached, survey.reaches_others, survey.hooked);
   });
-  m.def("reroute_graph",
-        [](const py::list& results, const py::list& ends, const py::list& instead) {
-          reroute_graph(tensors_of(results), tensors_of(ends), tensors_of(instead));
-        });
-  m.def("lead_gradients", [](const py::object& tensor, const py::object& leaf) {
-    lead_gradients(THPVariable_Unpack(tensor.ptr()), THPVariable_Unpack(leaf.ptr()));
-  });
+  m.def("reroute_graph", &reroute_graph);
+  m.def("lead_gradients", &lead_gradients);
   py::class_<FreshAccumulators>(m, "FreshAccumulators")
-      .def(py::init([](const py::list& leaves) {
-        return std::make_unique<FreshAccumulators>(tensors_of(leaves));
-      }))
+      .def(py::init<Tensors>())
       .def("undo", &FreshAccumulators::undo);
 }
 
@@ -152,7 +119,7 @@ void bind_gradients(py::module_& m) {
     py::list gradients;
     for (const py::handle& tensor : tensors) {
       const at::Tensor& gradient = THPVariable_Unpack(tensor.ptr()).grad();
-      if (gradient.defined()) gradients.append(wrap(gradient));
+      if (gradient.defined()) gradients.append(gradient);
     }
     return gradients;
   });
@@ -162,9 +129,7 @@ void bind_gradients(py::module_& m) {
     }
     if (!set_gradients(tensors.ptr(), values.ptr(), first)) throw py::error_already_set();
   });
-  m.def("remove_saved_tensors_hooks", [](const py::object& pack, bool with_others) {
-    return remove_saved_tensors_hooks(pack.ptr(), with_others);
-  });
+  m.def("remove_saved_tensors_hooks", &remove_saved_tensors_hooks);
   m.def("bump_versions", [](const py::list& tensors, const py::list& positions) {
     for (const py::handle& position : positions) {
       const size_t i = PyLong_AsSize_t(position.ptr());
@@ -190,37 +155,16 @@ void bind_arguments(py::module_& m) {
 void bind_host_watch(py::module_& m) {
   py::class_<HostWatch>(m, "HostWatch")
       .def(py::init<>())
-      .def("add_dict_items",
-           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& absent) {
-             watch.add_dict_items(dict.ptr(), keys.ptr(), values.ptr(), absent.ptr());
-           })
-      .def("add_whole_dict",
-           [](HostWatch& watch, const py::dict& dict, const py::tuple& keys,
-              const py::tuple& values, const py::tuple& left_out) {
-             watch.add_whole_dict(dict.ptr(), keys.ptr(), values.ptr(), left_out.ptr());
-           })
-      .def("add_list", [](HostWatch& watch, const py::list& list,
-                          const py::tuple& items) { watch.add_list(list.ptr(), items.ptr()); })
-      .def("add_cell",
-           [](HostWatch& watch, const py::object& cell, const py::tuple& content) {
-             if (!PyCell_Check(cell.ptr())) throw py::type_error("not a cell");
-             watch.add_cell(cell.ptr(), content.ptr());
-           })
-      .def("add_tensor",
-           [](HostWatch& watch, const py::object& tensor) { watch.add_tensor(tensor.ptr()); })
-      .def("add_function",
-           [](HostWatch& watch, const py::object& function) {
-             if (!PyFunction_Check(function.ptr())) throw py::type_error("not a function");
-             watch.add_function(function.ptr());
-           })
-      .def("add_instance",
-           [](HostWatch& watch, const py::object& instance) { watch.add_instance(instance.ptr()); })
-      .def("add_class", [](HostWatch& watch, const py::type& type) { watch.add_class(type.ptr()); })
+      .def("add_dict_items", &HostWatch::add_dict_items)
+      .def("add_whole_dict", &HostWatch::add_whole_dict)
+      .def("add_list", &HostWatch::add_list)
+      .def("add_cell", &HostWatch::add_cell)
+      .def("add_tensor", &HostWatch::add_tensor)
+      .def("add_function", &HostWatch::add_function)
+      .def("add_instance", &HostWatch::add_instance)
+      .def("add_class", &HostWatch::add_class)
       .def("holds", py::overload_cast<>(&HostWatch::holds))
-      .def("restore", [](HostWatch& watch) {
-        if (!watch.restore()) throw py::error_already_set();
-      });
+      .def("restore", py::overload_cast<>(&HostWatch::restore));
 }
 
 }  // namespace

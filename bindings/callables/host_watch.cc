@@ -9,6 +9,8 @@
 
 #include "tensors/prefetch.h"
 
+namespace py = pybind11;
+
 namespace pygraph::bindings {
 namespace {
 
@@ -74,26 +76,23 @@ uint64_t version_of(PyObject* dict) {
 
 }  // namespace
 
-void HostWatch::add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent) {
-  Dict watched{dict, false, {}, {}};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); ++i) {
-    watched.items.emplace_back(PyTuple_GET_ITEM(absent, i), nullptr);
-  }
+void HostWatch::add_dict_items(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
+                               const py::tuple& absent) {
+  Dict watched{dict.ptr(), false, {}, {}};
+  for (const py::handle key : absent) watched.items.emplace_back(key.ptr(), nullptr);
   add(std::move(watched), keys, values);
 }
 
-void HostWatch::add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values,
-                               PyObject* left_out) {
-  Dict watched{dict, true, {}, {}};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(left_out); ++i) {
-    watched.left_out.push_back(PyTuple_GET_ITEM(left_out, i));
-  }
+void HostWatch::add_whole_dict(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
+                               const py::tuple& left_out) {
+  Dict watched{dict.ptr(), true, {}, {}};
+  for (const py::handle key : left_out) watched.left_out.push_back(key.ptr());
   add(std::move(watched), keys, values);
 }
 
-void HostWatch::add(Dict watched, PyObject* keys, PyObject* values) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
-    watched.items.emplace_back(PyTuple_GET_ITEM(keys, i), PyTuple_GET_ITEM(values, i));
+void HostWatch::add(Dict watched, const py::tuple& keys, const py::tuple& values) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    watched.items.emplace_back(PyTuple_GET_ITEM(keys.ptr(), i), PyTuple_GET_ITEM(values.ptr(), i));
   }
   changes_.stop();
   looks_ = 0;
@@ -101,16 +100,15 @@ void HostWatch::add(Dict watched, PyObject* keys, PyObject* values) {
   dicts_.push_back(std::move(watched));
 }
 
-void HostWatch::add_list(PyObject* list, PyObject* items) {
-  List watched{list, {}};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); ++i) {
-    watched.items.push_back(PyTuple_GET_ITEM(items, i));
-  }
+void HostWatch::add_list(const py::list& list, const py::tuple& items) {
+  List watched{list.ptr(), {}};
+  for (const py::handle item : items) watched.items.push_back(item.ptr());
   lists_.push_back(std::move(watched));
 }
 
-void HostWatch::add_cell(PyObject* cell, PyObject* content) {
-  cells_.push_back({cell, PyTuple_GET_SIZE(content) > 0 ? PyTuple_GET_ITEM(content, 0) : nullptr});
+void HostWatch::add_cell(py::handle cell, const py::tuple& content) {
+  if (!PyCell_Check(cell.ptr())) throw py::type_error("not a cell");
+  cells_.push_back({cell.ptr(), content.empty() ? nullptr : PyTuple_GET_ITEM(content.ptr(), 0)});
 }
 
 HostWatch::Tensor HostWatch::describe(PyObject* object) {
@@ -132,7 +130,8 @@ HostWatch::Tensor HostWatch::describe(PyObject* object) {
           is_strided ? static_cast<uint32_t>(tensor.dim()) : 0};
 }
 
-void HostWatch::add_tensor(PyObject* object) {
+void HostWatch::add_tensor(py::handle handle) {
+  PyObject* object = handle.ptr();
   const at::Tensor& tensor = THPVariable_Unpack(object);
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   tensors_.push_back(describe(object));
@@ -179,17 +178,19 @@ std::array<PyObject*, 3> HostWatch::parts_of(PyObject* function) {
           PyFunction_GET_KW_DEFAULTS(function)};
 }
 
-void HostWatch::add_function(PyObject* function) {
-  functions_.push_back({function, parts_of(function)});
+void HostWatch::add_function(py::handle function) {
+  if (!PyFunction_Check(function.ptr())) throw py::type_error("not a function");
+  functions_.push_back({function.ptr(), parts_of(function.ptr())});
 }
 
-void HostWatch::add_instance(PyObject* instance) {
+void HostWatch::add_instance(py::handle handle) {
+  PyObject* instance = handle.ptr();
   instances_.push_back(
       {instance, Py_TYPE(instance), place_of_attributes(instance), attributes_of(instance)});
 }
 
-void HostWatch::add_class(PyObject* type) {
-  auto* object = reinterpret_cast<PyTypeObject*>(type);
+void HostWatch::add_class(const py::type& type) {
+  auto* object = reinterpret_cast<PyTypeObject*>(type.ptr());
   static PyObject* any_name = PyUnicode_InternFromString("__doc__");
   _PyType_Lookup(object, any_name);  // gives it a version
   classes_.push_back({object, object->tp_version_tag});
@@ -372,13 +373,12 @@ bool HostWatch::restore(const List& watched) {
   return failed == 0;
 }
 
-bool HostWatch::restore() {
+void HostWatch::restore() {
   const auto put_back = [](const auto& watched) { return restore(watched); };
-  if (!std::ranges::all_of(dicts_, put_back) || !std::ranges::all_of(lists_, put_back)) {
-    return false;
-  }
-  return std::ranges::all_of(
-      cells_, [](const Cell& watched) { return PyCell_Set(watched.cell, watched.value) == 0; });
+  const auto fill = [](const Cell& of) { return PyCell_Set(of.cell, of.value) == 0; };
+  const bool is_done = std::ranges::all_of(dicts_, put_back) &&
+                       std::ranges::all_of(lists_, put_back) && std::ranges::all_of(cells_, fill);
+  if (!is_done) throw py::error_already_set();
 }
 
 }  // namespace pygraph::bindings

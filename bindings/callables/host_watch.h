@@ -11,8 +11,8 @@
 // been modified since it was compared is not compared again.
 #pragma once
 
-#include <Python.h>
 #include <c10/core/ScalarType.h>
+#include <pybind11/pybind11.h>
 
 #include <array>
 #include <cstddef>
@@ -29,28 +29,29 @@ namespace pygraph::bindings {
 // Python's garbage collector sees. To be used with Python's lock.
 class HostWatch {
  public:
-  // Watches that a dictionary has `keys` with `values`, and no keys of `absent` (tuples).
-  void add_dict_items(PyObject* dict, PyObject* keys, PyObject* values, PyObject* absent);
+  // Watches that a dictionary has `keys` with `values`, and no keys of `absent`.
+  void add_dict_items(const pybind11::dict& dict, const pybind11::tuple& keys,
+                      const pybind11::tuple& values, const pybind11::tuple& absent);
   // Watches that a dictionary has `keys` with `values`, in this order, and no other keys except for
   // those of `left_out`.
-  void add_whole_dict(PyObject* dict, PyObject* keys, PyObject* values, PyObject* left_out);
-  void add_list(PyObject* list, PyObject* items);
-  // `content`: a tuple of the cell's content; an empty tuple if the cell is empty.
-  void add_cell(PyObject* cell, PyObject* content);
+  void add_whole_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
+                      const pybind11::tuple& values, const pybind11::tuple& left_out);
+  void add_list(const pybind11::list& list, const pybind11::tuple& items);
+  // `content`: the cell's content; empty if the cell is empty. Throws TypeError for no cell.
+  void add_cell(pybind11::handle cell, const pybind11::tuple& content);
   // Watches its layout, whether it requires a gradient, and its hooks.
-  void add_tensor(PyObject* tensor);
-  // Watches its code and defaults, which the caller holds.
-  void add_function(PyObject* function);
+  void add_tensor(pybind11::handle tensor);
+  // Watches its code and defaults, which the caller holds. Throws TypeError for no function.
+  void add_function(pybind11::handle function);
   // Watches its class, and which dictionary holds its attributes.
-  void add_instance(PyObject* instance);
+  void add_instance(pybind11::handle instance);
   // Watches its version, which changes if an attribute of it or of its bases is set.
-  void add_class(PyObject* type);
+  void add_class(const pybind11::type& type);
 
   // Whether everything is as it was when it was added.
   bool holds();
-  // Restores the contents of dictionaries, lists and cells. False with a Python error set on
-  // failure.
-  bool restore();
+  // Restores the contents of dictionaries, lists and cells. Throws error_already_set.
+  void restore();
 
  private:
   struct Dict {
@@ -104,7 +105,7 @@ class HostWatch {
   static bool restore(const Dict& watched);
   static bool remove_others(const Dict& watched);
   static bool restore(const List& watched);
-  void add(Dict watched, PyObject* keys, PyObject* values);
+  void add(Dict watched, const pybind11::tuple& keys, const pybind11::tuple& values);
   // Where the comparison of a tensor will read, most probably.
   struct Place {
     const PyObject* object;

@@ -9,8 +9,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/forward_grad.h>
+
+#include <utility>
+#include <vector>
 
 namespace pygraph::bindings {
 namespace {
@@ -56,6 +60,22 @@ bool are_operators_watched() {
          torch::autograd::AnomalyMode::is_enabled() ||
          c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+}
+
+bool remove_saved_tensors_hooks(pybind11::handle pack, bool with_others) {
+  using Hooks = at::SavedTensorDefaultHooks;
+  at::impl::SavedTensorDefaultHooksTLS state = Hooks::get_tls_state();
+  std::vector<std::pair<c10::SafePyObject, c10::SafePyObject>> above;
+  while (!state.stack.empty() && state.stack.top().first.ptr(getPyInterpreter()) != pack.ptr()) {
+    above.push_back(state.stack.top());
+    state.stack.pop();
+  }
+  if (state.stack.empty()) return false;
+  state.stack.pop();
+  const bool has_others = !above.empty();
+  for (; !with_others && !above.empty(); above.pop_back()) state.stack.push(above.back());
+  Hooks::set_tls_state(state);
+  return has_others;
 }
 
 }  // namespace pygraph::bindings

@@ -1,7 +1,9 @@
-// PyTorch's modes of a thread that decide what a callable computes, or whether it may be replayed.
+// PyTorch's modes of a thread that decide what a callable computes, or whether it may be replayed;
+// and its hooks for saved tensors.
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <pybind11/pybind11.h>
 
 #include <array>
 #include <cstdint>
@@ -35,5 +37,10 @@ Modes current_modes();
 // modes of __torch_dispatch__ and __torch_function__, hooks for all saved tensors (or that there
 // may be none), forward gradients, torch.jit.trace.
 bool are_operators_watched();
+
+// Removes the hooks for saved tensors that were pushed with `pack` from the thread's stack,
+// wherever they are, in one step: an interrupt finds them on the stack or gone. `with_others`: and
+// those that were pushed after them. Returns whether there were any of these. Needs Python's lock.
+bool remove_saved_tensors_hooks(pybind11::handle pack, bool with_others);
 
 }  // namespace pygraph::bindings

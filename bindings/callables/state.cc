@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "record/operator_schema.h"
+#include "tensors/arguments.h"
 #include "tensors/outputs.h"
 #include "tensors/prefetch.h"
 
@@ -23,10 +24,8 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
 
 // From its first byte to the end of its last one; what lies in between may be another tensor's.
 std::pair<const char*, const char*> range_of(const at::Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
   const auto* first = static_cast<const char*>(tensor.const_data_ptr());
-  return {first, first + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
+  return {first, first + extent_of(tensor)};
 }
 
 // Where the tensor's version is counted, to be asked for; not to be followed.
@@ -36,10 +35,10 @@ const void* counter_of(const c10::TensorImpl* tensor) {
   return *reinterpret_cast<const void* const*>(&version);
 }
 
-bool overlap(PyObject* tensors) {
+bool overlap(const pybind11::list& tensors) {
   std::vector<std::pair<const char*, const char*>> ranges;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+  for (const pybind11::handle object : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     if (has_memory(tensor) && tensor.numel() > 0) ranges.push_back(range_of(tensor));
   }
   std::ranges::sort(ranges);
@@ -147,12 +146,11 @@ bool State::is_valid() const {
   return owned == tensors_.size();
 }
 
-bool State::is_shared_by(PyObject* tensors) const {
-  const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  PointerSet seen(count);
+bool State::is_shared_by(const pybind11::list& tensors) const {
+  PointerSet seen(tensors.size());
   bool share_storages = false;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+  for (const pybind11::handle object : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     if (!has_memory(tensor)) continue;
     if (memory_.contains(memory_of(tensor))) return true;
     share_storages |= !seen.insert(memory_of(tensor));
@@ -183,12 +181,12 @@ void State::bump(size_t item) const {
   }
 }
 
-void State::bump_versions(PyObject* positions) const {
+void State::bump_versions(const pybind11::list& positions) const {
   for (size_t item = 0; item < is_written_.size(); ++item) {
     if (is_written_[item]) bump(item);
   }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(positions); ++i) {
-    const size_t item = PyLong_AsSize_t(PyList_GET_ITEM(positions, i));
+  for (const pybind11::handle position : positions) {
+    const size_t item = PyLong_AsSize_t(position.ptr());
     if (!is_written_.at(item)) bump(item);
   }
 }

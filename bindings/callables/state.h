@@ -9,7 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <Python.h>
+#include <pybind11/pybind11.h>
 
 #include <optional>
 #include <string>
@@ -40,13 +40,13 @@ class State {
 
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
-  // Whether the tensors (of a list) overlap each other, or lie in a storage of the state. (Small
-  // gradients and those in buckets are parts of one storage that do not overlap.)
-  bool is_shared_by(PyObject* tensors) const;
+  // Whether the tensors overlap each other, or lie in a storage of the state. (Small gradients and
+  // those in buckets are parts of one storage that do not overlap.)
+  bool is_shared_by(const pybind11::list& tensors) const;
   // Increases the version counters of owners, so that autograd knows that they were written: of the
-  // storages that the observer saw written, and of the flat tensors at `positions`, a list of
-  // numbers. Throws std::out_of_range.
-  void bump_versions(PyObject* positions) const;
+  // storages that the observer saw written, and of the flat tensors at `positions`. Throws
+  // std::out_of_range.
+  void bump_versions(const pybind11::list& positions) const;
 
  private:
   struct Item {

@@ -1,6 +1,5 @@
 #include <c10/core/CachingDeviceAllocator.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bind.h"
 #include "conversions.h"
@@ -51,10 +50,7 @@ void bind_record(py::module_& m) {
         return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
                                                capacity);
       }))
-      .def("is_recorded",
-           [](const RecordingPair& pair, const py::object& tensor) {
-             return pair.is_recorded(THPVariable_Unpack(tensor.ptr()));
-           })
+      .def("is_recorded", &RecordingPair::is_recorded)
       .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
       .def("begin", [](RecordingPair& pair, int index,
                        uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
@@ -62,19 +58,16 @@ void bind_record(py::module_& m) {
       .def("put_back_workspaces", &RecordingPair::put_back_workspaces)
       .def("finish",
            [](RecordingPair& pair, int index, uint64_t graph, const py::object& returned,
-              const std::vector<int>& random_arguments,
+              std::vector<int> random,
               const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
-             std::vector<RandomSource> random;
-             random.reserve(random_arguments.size());
-             for (const int argument : random_arguments) random.push_back({argument});
              pair.finish(index, reinterpret_cast<CUgraph>(graph), returned.ptr(), std::move(random),
                          kernels);
            })
       .def("may_write", &RecordingPair::may_write)
       .def("returned", &RecordingPair::returned)
       .def("set_surroundings",
-           [](RecordingPair& pair, const py::list& held, py::function cached) {
-             pair.set_surroundings(tensors_of(held), [cached = std::move(cached)] {
+           [](RecordingPair& pair, std::vector<at::Tensor> held, py::function cached) {
+             pair.set_surroundings(std::move(held), [cached = std::move(cached)] {
                return ranges_of(cached().cast<std::vector<std::pair<uint64_t, uint64_t>>>());
              });
            })

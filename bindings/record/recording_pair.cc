@@ -111,8 +111,7 @@ void RecordingPair::put_back_workspaces() {
   workspaces_before_.reset();
 }
 
-void RecordingPair::finish(int index, CUgraph graph, PyObject* returned,
-                           std::vector<RandomSource> random,
+void RecordingPair::finish(int index, CUgraph graph, PyObject* returned, std::vector<int> random,
                            const std::unordered_map<uint64_t, ParameterAccess>& kernels) {
   Recording& recording = halves_[index].recording;
   recording = read_graph(driver_, graph);

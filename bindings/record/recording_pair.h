@@ -41,7 +41,7 @@ class RecordingPair {
   // Reads the captured graph. `returned` is what the function returned; it may be freed afterwards.
   // The last `random.size()` nodes are sentinels, one per source (see philox.h). `kernels`: what is
   // known of kernels, by the address of their function.
-  void finish(int index, CUgraph graph, PyObject* returned, std::vector<RandomSource> random,
+  void finish(int index, CUgraph graph, PyObject* returned, std::vector<int> random,
               const std::unordered_map<uint64_t, ParameterAccess>& kernels);
 
   // After either, positions of arguments: those that the function may write to, and those that it
@@ -92,7 +92,7 @@ class RecordingPair {
   std::vector<Argument> arguments_;
   PyObject* original_;  // the real argument list, owned; null once both recordings have stand-ins
   std::array<Half, 2> halves_;
-  std::vector<RandomSource> random_;
+  std::vector<int> random_;
   std::optional<AllocationScope> scope_;
   std::optional<BlasWorkspacesAside> workspaces_before_;
   std::optional<RecordedBlasWorkspaces> workspaces_;

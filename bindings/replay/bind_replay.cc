@@ -1,5 +1,4 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
@@ -10,6 +9,7 @@
 #include "replay/profiles.h"
 #include "replay/replay_clocks.h"
 #include "replay/whole_graph.h"
+#include "torch_private/blas_workspaces.h"
 
 namespace py = pybind11;
 
@@ -21,7 +21,7 @@ using OutputOfRoute = std::optional<std::tuple<
     bool, int, std::optional<std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>>>>;
 
 // As HostTransfer in Python: (arguments, device, whether they are numbers, sent as one vector).
-using HostTransferOfRoute = std::tuple<std::vector<int>, py::object, bool>;
+using HostTransferOfRoute = std::tuple<std::vector<int>, c10::Device, bool>;
 
 RouteOutput route_output(const OutputOfRoute& output) {
   if (!output) return {};
@@ -42,13 +42,8 @@ void bind_captured_graph(py::module_& m) {
       .def(
           "replay",
           [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison,
-             const py::object& generator) {
-            std::optional<at::Generator> instead;
-            if (!generator.is_none()) {
-              if (!is_generator(generator.ptr())) throw py::type_error("not a torch.Generator");
-              instead = unpack_generator(generator.ptr());
-            }
-            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, instead));
+             const std::optional<at::Generator>& generator) {
+            return steal(graph.replay(arguments.ptr(), gives_away ? 1 : 0, poison, generator));
           },
           py::arg("arguments"), py::arg("gives_away"), py::arg("poison") = -1,
           py::arg("generator") = py::none())
@@ -130,17 +125,9 @@ void bind_graphed_callable(py::module_& m) {
   m.def("graphed_callable", [](const py::object& uncaptured, const py::object& miss, int device) {
     return steal(make_graphed_callable(uncaptured.ptr(), miss.ptr(), device));
   });
-  m.def("add_graph", [](const py::object& callable, std::shared_ptr<CapturedGraph> graph,
-                        size_t limit, uint64_t calls_per_recheck) {
-    return add_graph(callable.ptr(), std::move(graph), limit, calls_per_recheck);
-  });
-  m.def("remove_graph", [](const py::object& callable, const CapturedGraph& graph) {
-    remove_graph(callable.ptr(), &graph);
-  });
-  m.def("add_uncaptured_decision",
-        [](const py::object& callable, const py::list& arguments, uint64_t calls_per_recheck) {
-          add_uncaptured_decision(callable.ptr(), arguments.ptr(), calls_per_recheck);
-        });
+  m.def("add_graph", &add_graph);
+  m.def("remove_graph", &remove_graph);
+  m.def("add_uncaptured_decision", &add_uncaptured_decision);
   m.def("whole_graph_callable",
         [](const py::object& partition, const py::object& fallback, bool takes_list,
            int input_count, std::vector<int> inputs, const std::vector<OutputOfRoute>& outputs,
@@ -148,33 +135,23 @@ void bind_graphed_callable(py::module_& m) {
           Route route{input_count, std::move(inputs), {}, {}};
           for (const OutputOfRoute& output : outputs) route.outputs.push_back(route_output(output));
           for (const auto& [arguments, device, is_vector] : sent) {
-            route.sent.push_back({arguments, device_of(device), is_vector});
+            route.sent.push_back({arguments, device, is_vector});
           }
           return steal(make_whole_graph_callable(partition.ptr(), fallback.ptr(), takes_list,
                                                  std::move(route)));
         });
-  m.def("leave_gradients",
-        [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
-          leave_gradients(callable.ptr(), tensors.ptr(), first);
-        });
-  m.def("own_inputs", [](const py::object& callable, const py::list& tensors, Py_ssize_t first) {
-    own_inputs(callable.ptr(), tensors.ptr(), first);
-  });
+  m.def("leave_gradients", &leave_gradients);
+  m.def("own_inputs", &own_inputs);
   m.def("replay_clocks", &ReplayClocks::take);
   m.def("pause", &pause_replays);
   m.def("begin_profile", &begin_profile);
   m.def("end_profile", &end_profile, py::arg("detaches"));
   m.def("needs_new_executable", &needs_new_executable);
-  m.def("clear_uncaptured_decisions",
-        [](const py::object& callable) { clear_uncaptured_decisions(callable.ptr()); });
-  m.def("wait", [](const py::object& callable, const py::bytes& signature, double seconds) {
-    wait(callable.ptr(), std::string_view(signature), seconds);
-  });
-  m.def("waiting_seconds", [](const py::object& callable, const py::bytes& signature) {
-    return waiting_seconds(callable.ptr(), std::string_view(signature));
-  });
-  m.def("clear_waiting", [](const py::object& callable) { clear_waiting(callable.ptr()); });
-  m.def("clear_decisions", [](const py::object& callable) { clear_decisions(callable.ptr()); });
+  m.def("clear_uncaptured_decisions", &clear_uncaptured_decisions);
+  m.def("wait", &wait);
+  m.def("waiting_seconds", &waiting_seconds);
+  m.def("clear_waiting", &clear_waiting);
+  m.def("clear_decisions", &clear_decisions);
 }
 
 }  // namespace
@@ -183,6 +160,7 @@ void bind_replay(py::module_& m) {
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);
   bind_graphed_callable(m);
 }

@@ -21,7 +21,7 @@ constexpr size_t kMostStreams = 8;
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
-                             std::vector<RandomSource> random, Graph graph, LinkedGraph linked,
+                             std::vector<int> random, Graph graph, LinkedGraph linked,
                              std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans)
     : driver_(driver),
       device_(device),

@@ -47,9 +47,8 @@ class CapturedGraph {
   static constexpr uint64_t kNoAudit = ~uint64_t{0};
 
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
-                OutputPlan outputs, std::vector<RandomSource> random, Graph graph,
-                LinkedGraph linked, std::vector<at::Tensor> held,
-                std::optional<FftPlans> fft_plans);
+                OutputPlan outputs, std::vector<int> random, Graph graph, LinkedGraph linked,
+                std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
@@ -94,7 +93,7 @@ class CapturedGraph {
   // The memory that a launch allocates, and the arguments that it may overwrite.
   const MemoryPlan& plan() const { return plan_; }
   // The sources of a replay's random numbers; empty if it draws none.
-  std::vector<int> random_arguments() const { return random_.arguments(); }
+  std::vector<int> random_arguments() const { return random_.sources(); }
   // Whether the next call is to be audited, and not replayed (python/pygraph/partition/audit.py).
   bool is_audit_due() const { return replays >= audit_at; }
 

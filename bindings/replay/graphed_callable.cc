@@ -23,11 +23,11 @@ GraphedCallable* as_callable(PyObject* object) {
 }
 
 // What Python passes. Throws std::invalid_argument.
-GraphedCallable& checked(PyObject* object) {
-  if (PyObject_TypeCheck(object, graphed_callable_type()) == 0) {
+GraphedCallable& checked(pybind11::handle object) {
+  if (PyObject_TypeCheck(object.ptr(), graphed_callable_type()) == 0) {
     throw std::invalid_argument("the engine takes a callable that graphed_callable() has made");
   }
-  return *as_callable(object);
+  return *as_callable(object.ptr());
 }
 
 std::atomic<bool> g_paused = false;
@@ -271,30 +271,30 @@ PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device
   return reinterpret_cast<PyObject*>(callable);
 }
 
-void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
-  checked(callable).gradients = {Py_NewRef(tensors), first};
+void leave_gradients(pybind11::handle callable, const pybind11::list& tensors, Py_ssize_t first) {
+  checked(callable).gradients = {Py_NewRef(tensors.ptr()), first};
 }
 
-void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first) {
-  if (!are_checks_short() || PyList_GET_SIZE(tensors) == 0) return;
-  delete std::exchange(checked(callable).own, new OwnInputs(tensors, first));
+void own_inputs(pybind11::handle callable, const pybind11::list& tensors, Py_ssize_t first) {
+  if (!are_checks_short() || tensors.empty()) return;
+  delete std::exchange(checked(callable).own, new OwnInputs(tensors.ptr(), first));
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.
-void remove_graph(PyObject* callable, const CapturedGraph* graph) {
+void remove_graph(pybind11::handle callable, const CapturedGraph& graph) {
   auto& graphs = *checked(callable).graphs;
-  const auto is_it = [&](const Decision& decided) { return decided.graph.get() == graph; };
+  const auto is_it = [&](const Decision& decided) { return decided.graph.get() == &graph; };
   const auto found = std::ranges::find_if(graphs, is_it);
   if (found == graphs.end()) return;
   const std::shared_ptr<CapturedGraph> dropped = std::move(found->graph);
   graphs.erase(found);
 }
 
-std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(pybind11::handle callable,
                                                       std::shared_ptr<CapturedGraph> graph,
                                                       size_t limit, uint64_t calls_per_recheck) {
   auto& graphs = *checked(callable).graphs;
-  remove_graph(callable, graph.get());
+  remove_graph(callable, *graph);
   graphs.insert(graphs.begin(), {std::move(graph), {}, {}, calls_per_recheck});
   std::vector<std::shared_ptr<CapturedGraph>> dropped;
   while (graphs.size() > limit) {
@@ -304,7 +304,9 @@ std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
   return dropped;
 }
 
-void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck) {
+void add_uncaptured_decision(pybind11::handle callable, const pybind11::list& list,
+                             uint64_t calls_per_recheck) {
+  PyObject* arguments = list.ptr();
   const c10::Device device = device_of(checked(callable));
   const Switches now = current_switches();
   auto& decided = *checked(callable).uncaptured_decisions;
@@ -317,25 +319,25 @@ void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t c
   if (decided.size() > kMostUncapturedDecisions) decided.pop_back();
 }
 
-void clear_uncaptured_decisions(PyObject* callable) {
+void clear_uncaptured_decisions(pybind11::handle callable) {
   checked(callable).uncaptured_decisions->clear();
 }
 
-void wait(PyObject* callable, std::string_view signature, double seconds) {
+void wait(pybind11::handle callable, std::string_view signature, double seconds) {
   checked(callable).waiting->insert_or_assign(hash_of(signature), seconds);
 }
 
-double waiting_seconds(PyObject* callable, std::string_view signature) {
+double waiting_seconds(pybind11::handle callable, std::string_view signature) {
   const auto& waiting = *checked(callable).waiting;
   const auto left = waiting.find(hash_of(signature));
   return left == waiting.end() ? 0 : left->second;
 }
 
-void clear_waiting(PyObject* callable) {
+void clear_waiting(pybind11::handle callable) {
   checked(callable).waiting->clear();
 }
 
-void clear_decisions(PyObject* callable) {
+void clear_decisions(pybind11::handle callable) {
   const std::vector<Decision> dropped = std::exchange(*checked(callable).graphs, {});
   clear_uncaptured_decisions(callable);
   clear_waiting(callable);

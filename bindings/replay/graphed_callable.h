@@ -5,7 +5,7 @@
 // whether to run uncaptured or to record.
 #pragma once
 
-#include <Python.h>
+#include <pybind11/pybind11.h>
 #include <structmember.h>
 
 #include <memory>
@@ -91,33 +91,34 @@ void end_observed_calls();
 // stream order. Returns `outputs`, or null with an error set.
 PyObject* clear_list(PyObject* list, PyObject* outputs);
 
-// All need Python's lock.
+// All need Python's lock. `callable`: a GraphedCallable; else std::invalid_argument is thrown.
 PyObject* make_graphed_callable(PyObject* uncaptured, PyObject* miss, int device);
-// Lets replays leave the gradients of `tensors`, a list: the outputs from `first` on. Once, before
-// the first call.
-void leave_gradients(PyObject* callable, PyObject* tensors, Py_ssize_t first);
-// Says that nobody else has the tensors, a list, and that they are the arguments from `first` on in
-// each call. Before the first call. Throws std::invalid_argument.
-void own_inputs(PyObject* callable, PyObject* tensors, Py_ssize_t first);
+// Lets replays leave the gradients of `tensors`: the outputs from `first` on. Once, before the
+// first call.
+void leave_gradients(pybind11::handle callable, const pybind11::list& tensors, Py_ssize_t first);
+// Says that nobody else has the tensors, and that they are the arguments from `first` on in each
+// call. Before the first call. Throws std::invalid_argument.
+void own_inputs(pybind11::handle callable, const pybind11::list& tensors, Py_ssize_t first);
 // Adds a graph in front, with a new decision, and returns the graphs beyond `limit`, least recently
 // used last, taken out.
-std::vector<std::shared_ptr<CapturedGraph>> add_graph(PyObject* callable,
+std::vector<std::shared_ptr<CapturedGraph>> add_graph(pybind11::handle callable,
                                                       std::shared_ptr<CapturedGraph> graph,
                                                       size_t limit, uint64_t calls_per_recheck);
-void remove_graph(PyObject* callable, const CapturedGraph* graph);
+void remove_graph(pybind11::handle callable, const CapturedGraph& graph);
 // Lets calls with arguments like these run uncaptured, without calling Python, until a recheck is
 // due.
-void add_uncaptured_decision(PyObject* callable, PyObject* arguments, uint64_t calls_per_recheck);
-void clear_uncaptured_decisions(PyObject* callable);
+void add_uncaptured_decision(pybind11::handle callable, const pybind11::list& arguments,
+                             uint64_t calls_per_recheck);
+void clear_uncaptured_decisions(pybind11::handle callable);
 // Lets calls of this signature (from signature_of) run uncaptured, without calling Python, until
 // they have used `seconds` of host time. Two signatures with one hash share the time, which is
 // harmless.
-void wait(PyObject* callable, std::string_view signature, double seconds);
+void wait(pybind11::handle callable, std::string_view signature, double seconds);
 // The rest of that time; 0 if there is none.
-double waiting_seconds(PyObject* callable, std::string_view signature);
-void clear_waiting(PyObject* callable);
+double waiting_seconds(pybind11::handle callable, std::string_view signature);
+void clear_waiting(pybind11::handle callable);
 // Forgets all decisions.
-void clear_decisions(PyObject* callable);
+void clear_decisions(pybind11::handle callable);
 
 // While paused no graph of the process is replayed: all calls run uncaptured. For measurements.
 void pause_replays(bool paused);

@@ -10,36 +10,27 @@
 namespace pygraph::bindings {
 namespace {
 
-at::Generator generator_of(const RandomSource& source, PyObject* arguments, c10::Device device,
+at::Generator generator_of(int source, PyObject* arguments, c10::Device device,
                            const std::optional<at::Generator>& default_generator) {
-  if (source.argument == RandomSource::kDefaultGenerator) {
+  if (source == kDefaultGenerator) {
     return default_generator ? *default_generator : at::globalContext().defaultGenerator(device);
   }
-  return unpack_generator(PyList_GET_ITEM(arguments, source.argument));
+  return unpack_generator(PyList_GET_ITEM(arguments, source));
 }
 
 }  // namespace
 
-RandomNumbers::RandomNumbers(std::vector<RandomSource> sources,
-                             const std::vector<RandomState>& states)
+RandomNumbers::RandomNumbers(std::vector<int> sources, const std::vector<RandomState>& states)
     : sources_(std::move(sources)) {
   for (const RandomState& state : states) increments_.push_back(state.increment);
   are_drawn_ = std::ranges::any_of(increments_, [](uint64_t increment) { return increment > 0; });
-}
-
-std::vector<int> RandomNumbers::arguments() const {
-  std::vector<int> arguments;
-  if (!are_drawn_) return arguments;
-  arguments.reserve(sources_.size());
-  for (const RandomSource& source : sources_) arguments.push_back(source.argument);
-  return arguments;
 }
 
 std::vector<at::Generator> RandomNumbers::generators(
     PyObject* arguments, c10::Device device, const std::optional<at::Generator>& instead) const {
   std::vector<at::Generator> generators;
   if (!are_drawn_) return generators;
-  for (const RandomSource& source : sources_) {
+  for (const int source : sources_) {
     generators.push_back(generator_of(source, arguments, device, instead));
   }
   return generators;

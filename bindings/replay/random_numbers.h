@@ -13,24 +13,20 @@
 
 namespace pygraph::bindings {
 
-// One source of a graph's random numbers: argument `argument`, or the device's default generator.
-struct RandomSource {
-  static constexpr int kDefaultGenerator = -1;
-  int argument = kDefaultGenerator;
-};
+// The source of random numbers that is no argument.
+constexpr int kDefaultGenerator = -1;
 
 class RandomNumbers {
  public:
-  // `states`: of the recording, by source.
-  RandomNumbers(std::vector<RandomSource> sources, const std::vector<RandomState>& states);
+  // `sources`: positions of arguments, or kDefaultGenerator. `states`: of the recording, by source.
+  RandomNumbers(std::vector<int> sources, const std::vector<RandomState>& states);
 
   bool are_drawn() const { return are_drawn_; }
   uint64_t state_bytes() const { return increments_.size() * kRandomStateSize; }
-  // Positions of the arguments that are sources, or RandomSource::kDefaultGenerator.
-  std::vector<int> arguments() const;
+  // Empty if no numbers are drawn.
+  std::vector<int> sources() const { return are_drawn_ ? sources_ : std::vector<int>(); }
 
-  // The generators, by source; empty if no numbers are drawn. `instead`: used in place of the
-  // default generator.
+  // The generators, alike. `instead`: used in place of the default generator.
   std::vector<at::Generator> generators(PyObject* arguments, c10::Device device,
                                         const std::optional<at::Generator>& instead) const;
   // Advances the generators, and returns their offsets before. Thread-safe.
@@ -40,7 +36,7 @@ class RandomNumbers {
                  const std::vector<PhiloxPosition>& positions) const;
 
  private:
-  std::vector<RandomSource> sources_;
+  std::vector<int> sources_;
   std::vector<uint64_t> increments_;  // by source
   bool are_drawn_ = false;
 };

@@ -1,5 +1,4 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bind.h"
 #include "conversions.h"
@@ -20,13 +19,9 @@ void bind_tensors(py::module_& m) {
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(followed_number_type()));
   py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
-  m.def("memory_of", [](const py::object& tensor) {
-    return steal(THPVariable_Wrap(memory_of(THPVariable_Unpack(tensor.ptr()))));
-  });
+  m.def("memory_of", &memory_of);
   py::class_<FreeObserver>(m, "FreeObserver")
-      .def(py::init([](const py::list& tensors, py::function observe) {
-        return std::make_unique<FreeObserver>(tensors_of(tensors), std::move(observe));
-      }))
+      .def(py::init<const std::vector<at::Tensor>&, py::function>())
       .def("end", &FreeObserver::end);
 }
 

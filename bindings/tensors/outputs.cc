@@ -71,12 +71,6 @@ at::Tensor make_view(const Output& output, PyObject* arguments) {
 
 }  // namespace
 
-bool Output::same_layout(const Output& other) const {
-  return kind == other.kind && source == other.source && sizes == other.sizes &&
-         strides == other.strides && byte_offset == other.byte_offset && dtype == other.dtype &&
-         conj_neg == other.conj_neg;
-}
-
 OutputPlan::OutputPlan(const OutputPlan& other)
     : outputs(other.outputs),
       buffers(other.buffers),
@@ -92,11 +86,8 @@ OutputPlan::~OutputPlan() {
 }
 
 void OutputPlan::check_equal(const OutputPlan& other) const {
-  bool equal = outputs.size() == other.outputs.size() && block_bytes == other.block_bytes;
-  for (size_t i = 0; equal && i < outputs.size(); ++i) {
-    equal = outputs[i].same_layout(other.outputs[i]);
-  }
-  if (!equal) throw NotRelocatable("the two recordings differ: what they return");
+  if (outputs == other.outputs && block_bytes == other.block_bytes) return;
+  throw NotRelocatable("the two recordings differ: what they return");
 }
 
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {

@@ -35,7 +35,7 @@ struct Output {
   int64_t byte_offset = 0;
   caffe2::TypeMeta dtype;
   ConjNegBits conj_neg;
-  bool same_layout(const Output& other) const;
+  bool operator==(const Output&) const = default;
 };
 
 // A storage that the recorded function made for its outputs. A replay allocates it, at `offset` in

@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "conversions.h"
 #include "torch_patches/dynamo_state.h"
 
 namespace py = pybind11;
@@ -105,18 +106,6 @@ PyObject* call_compiled(PyObject* compiled, PyObject* const* args, Py_ssize_t co
     py::reinterpret_borrow<py::object>(part(compiled, kRaiseToUser))(error.value());
   }
   return result;
-}
-
-template <typename Call>
-PyObject* returning_errors(const Call& call) {
-  try {
-    return call();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
 }
 
 PyObject* compiled_call(PyObject* compiled, PyObject* const* args, Py_ssize_t count,

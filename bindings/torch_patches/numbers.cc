@@ -2,12 +2,17 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
+
+#include "conversions.h"
 
 namespace py = pybind11;
 
@@ -34,32 +39,24 @@ PyTypeObject* numpy_generic() {
 }
 
 // By the format codes of Python's module `struct`, which NumPy's buffers have.
+constexpr std::array<std::pair<char, at::ScalarType>, 10> kDtypes = {
+    {{'?', at::kBool},
+     {'b', at::kChar},
+     {'B', at::kByte},
+     {'h', at::kShort},
+     {'i', at::kInt},
+     {'l', sizeof(long) == 8 ? at::kLong : at::kInt},
+     {'q', at::kLong},
+     {'e', at::kHalf},
+     {'f', at::kFloat},
+     {'d', at::kDouble}}};
+
 std::optional<at::ScalarType> dtype_of(const char* format) {
   if (format == nullptr || format[0] == '\0' || format[1] != '\0') return {};
-  switch (format[0]) {
-    case '?':
-      return at::kBool;
-    case 'b':
-      return at::kChar;
-    case 'B':
-      return at::kByte;
-    case 'h':
-      return at::kShort;
-    case 'i':
-      return at::kInt;
-    case 'l':
-      return sizeof(long) == 8 ? at::kLong : at::kInt;
-    case 'q':
-      return at::kLong;
-    case 'e':
-      return at::kHalf;
-    case 'f':
-      return at::kFloat;
-    case 'd':
-      return at::kDouble;
-    default:
-      return {};
+  for (const auto& [code, dtype] : kDtypes) {
+    if (code == format[0]) return dtype;
   }
+  return {};
 }
 
 std::optional<at::Tensor> from_numpy_number(PyObject* number) {
@@ -100,18 +97,13 @@ std::optional<at::Tensor> from_number(PyObject* number) {
 }
 
 PyObject* as_tensor(PyObject* /*module*/, PyObject* number) {
-  try {
+  return returning_errors([&] {
     if (std::optional<at::Tensor> tensor = from_number(number)) {
       return THPVariable_Wrap(*std::move(tensor));
     }
     py::object torch_function = py::module_::import("torch").attr("_as_tensor_fullprec");
     return torch_function(py::handle(number)).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  });
 }
 
 PyMethodDef as_tensor_definition = {"as_tensor", &as_tensor, METH_O,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "conversions.h"
 #include "torch_patches/dynamo_state.h"
 
 namespace py = pybind11;
@@ -208,14 +209,7 @@ constexpr const char* kCapsule = "pygraph.ParameterLoader";
 
 PyObject* load_parameters(PyObject* capsule, PyObject* model) {
   auto* loader = static_cast<ParameterLoader*>(PyCapsule_GetPointer(capsule, kCapsule));
-  try {
-    return loader->load(model);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  return returning_errors([&] { return loader->load(model); });
 }
 
 PyMethodDef g_load_parameters = {"load_parameters", &load_parameters, METH_O,

@@ -1,7 +1,5 @@
 #include "torch_private/blas_workspaces.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <mutex>
 #include <set>
@@ -9,16 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "torch_private/torch_cuda.h"
+
 namespace pygraph::bindings {
 namespace {
 
-// A function of at::cuda; null if this PyTorch does not export it. The extension loads without
-// libtorch_cuda.so.
 template <typename Result>
 auto find_function(const char* name) -> Result (*)() {
-  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
-  return reinterpret_cast<Result (*)()>(dlsym(library, name));
+  return reinterpret_cast<Result (*)()>(torch_cuda::find_function(name));
 }
 
 std::array<BlasWorkspaces*, 2> find_workspaces() {
@@ -74,6 +70,20 @@ std::set<void*>& own_handles() {
   return handles;
 }
 
+// Frees the workspaces that `is_freed` names, by their entries in the maps.
+template <typename Predicate>
+void free_where(const Predicate& is_freed) {
+  for (BlasWorkspaces* all : workspaces()) {
+    std::vector<BlasWorkspaces::Memory> freed;  // without the lock
+    const std::lock_guard lock(all->mutex);
+    for (auto it = all->map.begin(); it != all->map.end();) {
+      const bool is_it = is_freed(*it);
+      if (is_it) freed.push_back(std::move(it->second));
+      it = is_it ? all->map.erase(it) : std::next(it);
+    }
+  }
+}
+
 }  // namespace
 
 BlasWorkspacesAside::BlasWorkspacesAside(CUstream stream)
@@ -83,18 +93,7 @@ RecordedBlasWorkspaces::RecordedBlasWorkspaces(CUstream stream, Range stand_ins)
     : stream_(stream), stand_ins_(stand_ins) {}
 
 RecordedBlasWorkspaces::~RecordedBlasWorkspaces() {
-  for (BlasWorkspaces* all : workspaces()) {
-    std::vector<BlasWorkspaces::Memory> freed;  // without the lock
-    const std::lock_guard lock(all->mutex);
-    for (auto it = all->map.begin(); it != all->map.end();) {
-      if (!stand_ins_.contains(address_of(it->second))) {
-        ++it;
-        continue;
-      }
-      freed.push_back(std::move(it->second));
-      it = all->map.erase(it);
-    }
-  }
+  free_where([&](const auto& entry) { return stand_ins_.contains(address_of(entry.second)); });
 }
 
 void RecordedBlasWorkspaces::note_own(const std::vector<uint64_t>& allocated_here) {
@@ -141,16 +140,10 @@ std::vector<Range> side_blas_workspaces() {
 }
 
 void free_blas_workspaces() {
-  for (BlasWorkspaces* all : workspaces()) {
-    std::vector<BlasWorkspaces::Memory> freed;
-    const std::lock_guard lock(all->mutex);
-    for (auto it = all->map.begin(); it != all->map.end();) {
-      const auto& [handle, stream] = it->first;
-      const bool is_own = stream == nullptr && own_handles().contains(handle);
-      if (is_own) freed.push_back(std::move(it->second));
-      it = is_own ? all->map.erase(it) : std::next(it);
-    }
-  }
+  free_where([](const auto& entry) {
+    const auto& [handle, stream] = entry.first;
+    return stream == nullptr && own_handles().contains(handle);
+  });
 }
 
 }  // namespace pygraph::bindings

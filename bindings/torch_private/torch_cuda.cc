@@ -14,16 +14,19 @@ namespace {
 using GetStream = int32_t (*)(int32_t device, void** stream);
 
 GetStream find_get_stream() {
-  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
-  auto* function =
-      reinterpret_cast<GetStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  auto* function = reinterpret_cast<GetStream>(find_function("aoti_torch_get_current_cuda_stream"));
   if (function == nullptr)
     throw std::runtime_error("this PyTorch does not tell its current stream");
   return function;
 }
 
 }  // namespace
+
+void* find_function(const char* name) {
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) throw std::runtime_error("this PyTorch is built without CUDA");
+  return dlsym(library, name);
+}
 
 CUstream current_stream(int device) {
   static const GetStream get = find_get_stream();

@@ -4,7 +4,7 @@ Not thread-safe beyond Python's lock unless said otherwise.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -29,49 +29,29 @@ class CapturedGraph:
 
     name: str  # of its replays in profiles
     failure: str  # why it is no longer used; empty while it is
-    @property
-    def replays(self) -> int: ...
-    @property
-    def nodes_touched(self) -> int: ...
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def inputs(self) -> int: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def relocations(self) -> int: ...
-    @property
-    def symbols(self) -> int: ...
-    @property
-    def unexplained_words(self) -> int: ...
-    @property
-    def output_bytes(self) -> int: ...
-    @property
-    def workspace_bytes(self) -> int: ...
-    @property
-    def block_bytes(self) -> int: ...
-    @property
-    def foreign_memory(self) -> list[tuple[int, str]]:
-        """Constant addresses of memory that the graph does not own, each with the node that uses it.
-        Before each launch the engine checks that the memory still exists."""
-    @property
-    def nodes_with_known_accesses(self) -> int:
-        """Nodes whose reads and writes are known; the others keep their place in the order."""
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def donated_replays(self) -> int:
-        """Of ``replays``, those that used the memory of arguments that the call gave away."""
-    @property
-    def calls_elsewhere(self) -> int: ...
-    @property
-    def donated(self) -> list[int]: ...
+    replays: Final[int]
+    nodes_touched: Final[int]
+    nodes: Final[int]
+    inputs: Final[int]
+    outputs: Final[int]
+    relocations: Final[int]
+    symbols: Final[int]
+    unexplained_words: Final[int]
+    output_bytes: Final[int]
+    workspace_bytes: Final[int]
+    block_bytes: Final[int]
+    # Constant addresses of memory that the graph does not own, each with the node that uses it. Before
+    # each launch the engine checks that the memory still exists.
+    foreign_memory: Final[list[tuple[int, str]]]
+    # Nodes whose reads and writes are known; the others keep their place in the order.
+    nodes_with_known_accesses: Final[int]
+    lanes: Final[int]
+    donated_replays: Final[int]  # of them, those that used the memory of given-away arguments
+    calls_elsewhere: Final[int]
+    donated: Final[list[int]]
     def matches(self, arguments: list[Any]) -> bool: ...
-    @property
-    def random_arguments(self) -> list[int]: ...
-    @property
-    def is_audit_due(self) -> bool: ...
+    random_arguments: Final[list[int]]
+    is_audit_due: Final[bool]
     audit_at: int | None  # replays, when the next audit is due
     def replay(
         self,
@@ -124,8 +104,7 @@ class WholeGraphCallable:
     def __call__(self, *args: Any) -> Any: ...
 
 class GivenAway:
-    @property
-    def positions(self) -> list[int]: ...
+    positions: Final[list[int]]
 
 class FreeObserver:
     """Shows tensors' memory before it is freed, or at ``end()`` (bindings/tensors/free_observer.h)."""
@@ -140,10 +119,8 @@ class CallObserver:
 
     def __init__(self, note_uncapturable: Callable[[str], None]) -> None: ...
     def end(self) -> None: ...
-    @property
-    def backward_nodes(self) -> list[int]: ...
-    @property
-    def unknown(self) -> str: ...
+    backward_nodes: Final[list[int]]
+    unknown: Final[str]
     def has_used(self, tensor: torch.Tensor) -> bool: ...
     def used_other_devices(self, device: torch.device) -> bool: ...
     def host_tensors(self) -> list[tuple[torch.Tensor | None, str, bool, int]]:
@@ -162,12 +139,9 @@ class State:
         device: torch.device,
     ) -> None: ...
     def tensors(self) -> list[torch.Tensor]: ...
-    @property
-    def unowned(self) -> str: ...
-    @property
-    def written(self) -> list[int]: ...
-    @property
-    def is_valid(self) -> bool: ...
+    unowned: Final[str]
+    written: Final[list[int]]
+    is_valid: Final[bool]
     def is_shared_by(self, tensors: list[torch.Tensor]) -> bool: ...
     def bump_versions(self, positions: list[int]) -> None: ...
 
@@ -210,8 +184,7 @@ class ArgumentForm:
     def match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[torch.Tensor]] | None: ...
-    @property
-    def leaf_types(self) -> list[type]: ...
+    leaf_types: Final[list[type]]
 
 class FreshAccumulators:
     """Leaves without the nodes that accumulate their gradients, until ``undo()``."""

@@ -47,12 +47,6 @@ def reason_of(name: str) -> str | None:
     return _found.get(name)
 
 
-def forget_all() -> None:
-    """Forgets all operators found uncapturable; programs that are compiled later have no cuts at
-    them."""
-    _found.clear()
-
-
 def operator_in(error: BaseException) -> str:
     """The operator that made a capture fail, from the error's traceback, or that copies from host
     memory of its own.

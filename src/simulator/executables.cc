@@ -1,31 +1,24 @@
-// Executable graphs of the simulated driver, and what their nodes do.
+// Executable graphs of the simulated driver: copies of the graphs that they were made of.
 #include "simulator/state.h"
 
 namespace pygraph::simulator {
 namespace {
 
-SimulatedExec* as_exec(CUgraphExec exec) {
-  return reinterpret_cast<SimulatedExec*>(exec);
+SimulatedGraph* as_graph(CUgraphExec exec) {
+  return reinterpret_cast<SimulatedGraph*>(exec);
 }
 
 // A node of the executable for a node of its graph, if it has that kind.
 SimulatedNode* find_in_exec(CUgraphExec exec, CUgraphNode node, int type) {
-  return is_kind(node, type) ? as_exec(exec)->find(as_node(node)) : nullptr;
+  return is_kind(node, type) ? find_copy(*as_graph(exec), node) : nullptr;
 }
 
 }  // namespace
 
-SimulatedNode* SimulatedExec::find(const SimulatedNode* original) const {
-  for (const auto& node : snapshot->nodes) {
-    if (node->original == original) return node.get();
-  }
-  return nullptr;
-}
-
 namespace functions {
 
 abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::InstantiateParams* params) {
-  auto* created = new SimulatedExec{copy_graph(*as_graph(graph))};
+  auto* created = copy_graph(*as_graph(graph)).release();
   current_state()->objects.insert(created);
   *exec = reinterpret_cast<CUgraphExec>(created);
   current_state()->last_uses_priorities = (params->flags & abi::kInstantiateUseNodePriority) != 0;
@@ -37,13 +30,13 @@ abi::Result graph_launch(CUgraphExec exec, CUstream stream) {
   int status = abi::kCaptureStatusNone;
   stream_is_capturing(stream, &status);
   if (status != abi::kCaptureStatusNone) return abi::kCaptureUnsupported;
-  run_graph(*as_exec(exec)->snapshot);
+  run_graph(*as_graph(exec));
   return abi::kSuccess;
 }
 
 abi::Result graph_exec_destroy(CUgraphExec exec) {
   if (current_state()->objects.erase(exec) == 0) return abi::kInvalidValue;
-  delete as_exec(exec);
+  delete as_graph(exec);
   return abi::kSuccess;
 }
 

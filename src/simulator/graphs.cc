@@ -27,6 +27,11 @@ std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source) {
   return copy;
 }
 
+SimulatedNode* find_copy(const SimulatedGraph& copy, CUgraphNode original) {
+  const auto found = std::ranges::find(copy.nodes, as_node(original), &SimulatedNode::original);
+  return found == copy.nodes.end() ? nullptr : found->get();
+}
+
 bool exceeds_shared_memory(const abi::KernelNodeParams& params) {
   const auto* function = reinterpret_cast<const Function*>(params.func);
   return params.shared_memory_bytes > static_cast<unsigned>(function->max_dynamic_shared);
@@ -111,9 +116,7 @@ abi::Result graph_remove_dependencies(CUgraph graph, const CUgraphNode* from, co
     const auto is_it = [&](const SimulatedEdge& edge) {
       return edge.from == as_node(from[i]) && edge.to == as_node(to[i]) && edge.data == data[i];
     };
-    if (std::erase_if(as_graph(graph)->edges, is_it) == 0) {
-      return abi::kInvalidValue;
-    }
+    if (std::erase_if(as_graph(graph)->edges, is_it) == 0) return abi::kInvalidValue;
   }
   return abi::kSuccess;
 }
@@ -207,13 +210,9 @@ abi::Result graph_clone(CUgraph* clone, CUgraph graph) {
 }
 
 abi::Result graph_find_in_clone(CUgraphNode* found, CUgraphNode node, CUgraph clone) {
-  for (const auto& candidate : as_graph(clone)->nodes) {
-    if (candidate->original == as_node(node)) {
-      *found = as_handle(candidate.get());
-      return abi::kSuccess;
-    }
-  }
-  return abi::kInvalidValue;
+  SimulatedNode* copy = find_copy(*as_graph(clone), node);
+  *found = as_handle(copy);
+  return copy == nullptr ? abi::kInvalidValue : abi::kSuccess;
 }
 
 abi::Result graph_destroy(CUgraph graph) {

@@ -25,7 +25,6 @@ struct Function {
 };
 
 struct SimulatedGraph;
-struct SimulatedExec;
 
 struct KernelState {
   const Function* function = nullptr;
@@ -61,11 +60,6 @@ struct SimulatedEdge {
 struct SimulatedGraph {
   std::vector<std::unique_ptr<SimulatedNode>> nodes;
   std::vector<SimulatedEdge> edges;
-};
-
-struct SimulatedExec {
-  std::unique_ptr<SimulatedGraph> snapshot;
-  SimulatedNode* find(const SimulatedNode* original) const;
 };
 
 struct SimulatedStream {
@@ -124,6 +118,7 @@ inline bool is_kind(CUgraphNode node, int type) {
 
 // Copies `source` and what it contains; `original` of each copy names its source.
 std::unique_ptr<SimulatedGraph> copy_graph(const SimulatedGraph& source);
+SimulatedNode* find_copy(const SimulatedGraph& copy, CUgraphNode original);  // or null
 // Whether a launch asks for more dynamic shared memory than its function may have now.
 bool exceeds_shared_memory(const abi::KernelNodeParams& params);
 void set_kernel_params(KernelState& kernel, const abi::KernelNodeParams& params);

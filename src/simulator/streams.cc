@@ -21,9 +21,7 @@ SimulatedEvent* as_event(CUevent event) {
 
 void join(std::vector<SimulatedNode*>& frontier, const std::vector<SimulatedNode*>& other) {
   for (SimulatedNode* node : other) {
-    if (std::find(frontier.begin(), frontier.end(), node) == frontier.end()) {
-      frontier.push_back(node);
-    }
+    if (std::ranges::find(frontier, node) == frontier.end()) frontier.push_back(node);
   }
 }
 
@@ -286,17 +284,14 @@ abi::Result module_unload(CUmodule module) {
 abi::Result launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           CUstream stream, void** params, void** extra) {
-  abi::KernelNodeParams node_params{};
-  node_params.func = function;
-  node_params.grid[0] = grid_x;
-  node_params.grid[1] = grid_y;
-  node_params.grid[2] = grid_z;
-  node_params.block[0] = block_x;
-  node_params.block[1] = block_y;
-  node_params.block[2] = block_z;
-  node_params.shared_memory_bytes = shared;
-  node_params.kernel_params = params;
-  node_params.extra = extra;
+  const abi::KernelNodeParams node_params{.func = function,
+                                          .grid = {grid_x, grid_y, grid_z},
+                                          .block = {block_x, block_y, block_z},
+                                          .shared_memory_bytes = shared,
+                                          .kernel_params = params,
+                                          .extra = extra,
+                                          .kern = nullptr,
+                                          .ctx = nullptr};
   if (exceeds_shared_memory(node_params)) return abi::kInvalidValue;
   auto node = std::make_unique<SimulatedNode>();
   node->type = abi::kNodeKernel;

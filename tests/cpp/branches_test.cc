@@ -8,7 +8,6 @@
 #include "plan_memory.h"
 #include "planned_graphs.h"
 #include "random_program.h"
-#include "scratch.h"
 #include "test_device.h"
 
 namespace pygraph::testing {

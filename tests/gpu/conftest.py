@@ -41,7 +41,7 @@ def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     _wait_for_the_end_of_a_profile()
     torch._dynamo.reset()
     runtime.partitions.clear()
-    uncapturable.forget_all()
+    uncapturable._found.clear()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

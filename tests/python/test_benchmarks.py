@@ -69,7 +69,7 @@ def test_all_variants_are_measured_and_one_that_fails_is_left_out(
         call()
         return []
 
-    monkeypatch.setattr(measure, "profile_kernels", profile)
+    monkeypatch.setattr(measure, "trace_call", profile)
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:

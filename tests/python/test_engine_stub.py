@@ -29,7 +29,8 @@ def members_in_stub(class_: ast.ClassDef) -> Members:
     found: Members = {}
     for node in class_.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = "attribute"
+            is_final = ast.unparse(node.annotation).startswith("Final")
+            found[node.target.id] = "read only" if is_final else "attribute"
         elif isinstance(node, ast.FunctionDef) and node.name != "__init__":
             found[node.name] = "read only" if node.decorator_list else "method"
     return found

@@ -207,7 +207,7 @@ def test_a_guard_that_cannot_tell_holds(world: World, monkeypatch: pytest.Monkey
     assert compilation.note_uncapturable("pygraph_test::cannot_tell", "")
     monkeypatch.setattr(Compilation, "_may_be_compiled_anew", _fail)
     assert compilation.is_current()
-    uncapturable.forget_all()
+    uncapturable._found.clear()
 
 
 def test_partitions_are_listed_while_others_are_made() -> None:

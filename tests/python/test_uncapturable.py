@@ -30,11 +30,11 @@ from .stand_ins import INFO
 
 @pytest.fixture(autouse=True)
 def nothing_found_yet() -> Iterator[None]:
-    uncapturable.forget_all()
+    uncapturable._found.clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    uncapturable.forget_all()
+    uncapturable._found.clear()
 
 
 def _generated(folder: Path, line: str) -> Callable[[list[Any]], Any]:

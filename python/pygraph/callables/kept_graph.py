@@ -23,15 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pygraph import runtime
 from pygraph.callables.observed_call import run_backwards_here
-from pygraph.callables.saved_tensors import (
-    CONSTANT,
-    EMPTY,
-    STATE,
-    Place,
-    Saved,
-    address_of,
-    run_on,
-)
+from pygraph.callables.saved_tensors import CONSTANT, EMPTY, STATE, Place, Saved, address_of, run_on
 from pygraph.callables.step_function import NotGraphable
 from pygraph.undoing import Undo, undoing
 

@@ -37,8 +37,8 @@ class RefusedCalls:
         found = self._kinds.get(key)
         if found is None:
             return False
-        switches = found[1]
-        if switches is None or switches.holds():
+        are_same = found[1]
+        if are_same is None or are_same():
             return True
         self._kinds.pop(key, None)
         return False

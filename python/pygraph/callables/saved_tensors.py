@@ -187,17 +187,8 @@ def place_of(
         offset -= int(arguments[number].storage_offset())
         if arguments[number].dtype != tensor.dtype:
             raise NotGraphable("it saves an argument for the backward in another dtype")
-    return Place(
-        kind,
-        number,
-        tensor.dtype,
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
-        offset,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        owner,
-    )
+    layout = tuple(tensor.shape), tuple(tensor.stride()), offset
+    return Place(kind, number, tensor.dtype, *layout, tensor.is_conj(), tensor.is_neg(), owner)
 
 
 def _address(tensor: torch.Tensor) -> int:

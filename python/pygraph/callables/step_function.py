@@ -43,11 +43,7 @@ class StepFunction:
     """Thread-safe as long as calls are: docs/explanation/whole-steps.md, "Threads"."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Arguments,
-        around: Surroundings,
-        form: Form,
+        self, function: Callable[..., Any], arguments: Arguments, around: Surroundings, form: Form
     ) -> None:
         self._function = function
         self._around = around

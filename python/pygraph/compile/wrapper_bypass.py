@@ -64,14 +64,9 @@ class Shortcut:
 
     def callable_with(self, fallback: Callable[..., Any], takes_list: bool) -> Callable[..., Any]:
         """takes_list: whether it is called with one list, or else with the arguments one by one."""
+        route = self.route.inputs, self.route.outputs, self.route.sent
         return runtime.engine().whole_graph_callable(
-            self.partition,
-            fallback,
-            takes_list,
-            self.input_count,
-            self.route.inputs,
-            self.route.outputs,
-            self.route.sent,
+            self.partition, fallback, takes_list, self.input_count, *route
         )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from pygraph.fx_passes.cache_key import uuid_with
+from pygraph.fx_passes.cache_key import CacheKeyPass
 from pygraph.fx_passes.fx_nodes import drop_unused, gpu_of
 from pygraph.fx_passes.move_cpu_operands import Placement
 from pygraph.fx_passes.sink_cpu_outputs import keep_cpu_values, sink_cpu_outputs
@@ -19,7 +18,7 @@ from pygraph.runtime import log
 _VERSION = 4  # in the key of Inductor's cache
 
 
-class GraphPass(CustomGraphPass):  # type: ignore[misc]
+class GraphPass(CacheKeyPass):
     """Transforms a graph in place. One object per compilation.
 
     enabled: names out of :data:`pygraph.options.TRANSFORMS`.
@@ -38,15 +37,14 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
         watch: Callable[[fx.Graph, list[Applied]], None] | None = None,
         outermost: fx.GraphModule | None = None,
     ) -> None:
+        super().__init__(user_pass, _VERSION, sorted(enabled))
         self.enabled = enabled
-        self._user_pass = user_pass
         self._watch = watch
         self._outermost = outermost
         self._applied: list[Applied] = []  # to the graphs inside of the next outermost one
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self._user_pass is not None:
-            self._user_pass(graph)
+        super().__call__(graph)
         applied = self.transform(graph)
         for note in applied:
             log.info("%s: %s (%s)", note.transform, note.what, note.where or "unknown line")
@@ -55,9 +53,6 @@ class GraphPass(CustomGraphPass):  # type: ignore[misc]
             applied, self._applied = self._applied, []
             if self._watch is not None:
                 self._watch(graph, applied)
-
-    def uuid(self) -> Any:
-        return uuid_with(self._user_pass, _VERSION, sorted(self.enabled))
 
     def transform(self, graph: fx.Graph) -> list[Applied]:
         """Runs the transformations; returns those that found something to do."""

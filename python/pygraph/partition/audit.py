@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pygraph import runtime
 from pygraph.gpu import current
@@ -33,6 +33,8 @@ from pygraph.verify.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from pygraph import _engine
+
+_T = TypeVar("_T")
 
 
 def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0) -> Audits:
@@ -112,10 +114,11 @@ class _Audit:
     def _quick_check(self) -> Sequence[Any] | None:
         audits = self.entry.audits
         start = time.perf_counter()
-        replay = self._prepare()
+        replay = self._try(self._prepare)
         if replay is None:
             return None
-        if not self._rehearse(replay):
+        latency = self._try(lambda: replay.make(self.args))
+        if latency is None:
             replay.forget()
             return self.host.uncaptured(self.args)
         give_back(replay.bytes)
@@ -127,13 +130,13 @@ class _Audit:
                 self._skip(error)
             replay.forget()
             raise
-        suspects = self._compare(replay, [*outputs, *kept])
+        suspects = self._try(lambda: replay.differing([*outputs, *kept]))
         replay.forget()
         give_back(replay.bytes)
         if suspects is None:
             return outputs
         audits.note_seconds(time.perf_counter() - start - replay.waited)
-        audits.latency = replay.seconds
+        audits.latency = latency
         if suspects:
             audits.since_good = self._graph.replays - 1 - audits.good_at
             audits.suspects, audits.visible = suspects, replay.visible
@@ -146,32 +149,19 @@ class _Audit:
         runtime.begin_comparing(undo)
         return self.host.uncaptured(self.args)
 
-    # These methods catch errors, so that memory held by their frames is free before the call is made.
-
-    def _prepare(self) -> AuditReplay | None:
+    def _try(self, step: Callable[[], _T]) -> _T | None:
+        """None if it raises. Memory held by the error's frames is free before the call is made."""
         try:
-            replay = AuditReplay(self.host, self.entry, self.args)
-            replay.check_room()
-            replay.wait()
-            return replay
+            return step()
         except Exception as error:
             self._skip(error)
             return None
 
-    def _rehearse(self, replay: AuditReplay) -> bool:
-        try:
-            replay.make(self.args)
-            return True
-        except Exception as error:
-            self._skip(error)
-            return False
-
-    def _compare(self, replay: AuditReplay, results: Sequence[Any]) -> list[int] | None:
-        try:
-            return replay.differing(results)
-        except Exception as error:
-            self._skip(error)
-            return None
+    def _prepare(self) -> AuditReplay:
+        replay = AuditReplay(self.host, self.entry, self.args)
+        replay.check_room()
+        replay.wait()
+        return replay
 
     def thorough_check(self) -> Sequence[Any]:
         """Returns the call's outputs. The graph was not used since its results were found to differ."""

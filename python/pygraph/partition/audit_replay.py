@@ -53,8 +53,8 @@ class AuditReplay:
         self._seen: Sequence[Any] = ()
         self._offsets: list[tuple[Any, int]] = []  # generators, and where the call should leave them
         self.waited = 0.0  # seconds, for what was under way before
-        self.seconds = 0.0  # that the replay took
-        memory = [engine.memory_of(args[i]) for i in self._overwritten if _is_tensor(args[i])]
+        tensors = _tensors([args[i] for i in self._overwritten])
+        memory = [engine.memory_of(tensor) for tensor in tensors]
         clones = sum({m.data_ptr(): m.nbytes for m in memory}.values())
         self.bytes = clones + graph.output_bytes + graph.block_bytes  # that an execution takes
 
@@ -79,8 +79,8 @@ class AuditReplay:
         """Those that a replay advances."""
         return [generator_of(source, args, self._device) for source in self._graph.random_arguments]
 
-    def make(self, args: list[Any]) -> None:
-        """Makes the replay. Does not change the arguments and generators."""
+    def make(self, args: list[Any]) -> float:
+        """Makes the replay. Returns its seconds. Does not change the arguments and generators."""
         clones = clone_shared_storages(args, self._overwritten)
         default = None
         copies = []
@@ -96,10 +96,11 @@ class AuditReplay:
         start = time.perf_counter()
         outputs = self._graph.replay(clones, True, POISON_ONES, default)
         torch.cuda.current_stream().synchronize()
-        self.seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         self._offsets = [(original, copy.get_offset()) for original, copy in copies]
         results = _tensors([*outputs, *(clones[i] for i in self.visible)])
         self._seen = summary(results, self._in_bits)
+        return seconds
 
     def differing(self, results: Sequence[Any]) -> list[int]:
         """Positions of results that differ between the call and the replay. Raises NotPossible if
@@ -112,10 +113,6 @@ class AuditReplay:
         """Frees what the audit has taken."""
         self._seen = ()
         forget()
-
-
-def _is_tensor(arg: Any) -> bool:
-    return isinstance(arg, torch.Tensor)
 
 
 def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:

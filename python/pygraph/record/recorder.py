@@ -121,10 +121,7 @@ def _make(capture: StreamCapture, undo: Undo) -> int:
 
 
 def link_branched(
-    pair: _engine.RecordingPair,
-    together: list[int],
-    given_away: list[_engine.GivenAway],
-    lanes: int,
+    pair: _engine.RecordingPair, together: list[int], given_away: list[_engine.GivenAway], lanes: int
 ) -> _engine.CapturedGraph | None:
     """The recorded graph with branches: up to ``lanes`` nodes may run at the same time.
 

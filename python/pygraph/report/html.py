@@ -49,10 +49,7 @@ def render(report: Report) -> str:
     sections = [
         _section("Graphs", GRAPH_COLUMNS, (graph_cells(row) for row in report.graphs), numbers_from=2),
         _section(
-            "Kernels",
-            KERNEL_COLUMNS,
-            (kernel_cells(row) for row in report.kernels),
-            numbers_from=3,
+            "Kernels", KERNEL_COLUMNS, (kernel_cells(row) for row in report.kernels), numbers_from=3
         ),
         _section(
             "Cuts and refusals",

@@ -34,11 +34,6 @@ def trace_call(call: Callable[[], Any]) -> list[dict[str, Any]]:
         return list(json.loads(path.read_text("utf-8"))["traceEvents"])
 
 
-def profile_kernels(call: Callable[[], Any]) -> list[Kernel]:
-    """The kernels of one call; empty where tracing is not permitted."""
-    return kernels_of(trace_call(call))
-
-
 def kernels_of(events: Iterable[dict[str, Any]]) -> list[Kernel]:
     """Kernels in the order of their start. One that no traced call has launched came from a graph.
 

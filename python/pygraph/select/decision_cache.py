@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from pygraph import stored
-from pygraph.runtime import log
+from pygraph import runtime, stored
+from pygraph._version import __version__
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 
 _FORMAT = 1
@@ -65,7 +65,7 @@ def save(key: str, decision: Decision) -> None:
     try:
         stored.write(_path(key), dataclasses.asdict(decision))
     except Exception as error:  # the folder cannot be written, or has no name
-        log.debug("a selection was not kept: %s", error)
+        runtime.log.debug("a selection was not kept: %s", error)
 
 
 def forget(key: str) -> None:
@@ -82,16 +82,6 @@ def _path(key: str) -> Path:
 @functools.cache
 def _machine(device: int) -> str:
     """Everything but the program that a timing depends on: GPU, driver, versions."""
-    from pygraph import runtime
-    from pygraph._version import __version__
-
-    properties = torch.cuda.get_device_properties(device)
-    return "|".join(
-        (
-            __version__,
-            torch.__version__,
-            str(runtime.engine().driver_version()),
-            properties.name,
-            str(properties.multi_processor_count),
-        )
-    )
+    gpu = torch.cuda.get_device_properties(device)
+    driver = runtime.engine().driver_version()
+    return f"{__version__}|{torch.__version__}|{driver}|{gpu.name}|{gpu.multi_processor_count}"

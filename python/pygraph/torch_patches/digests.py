@@ -120,15 +120,9 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._dynamo.source.TypeSource": {"2.11": "698871be50738a1c"},
     "torch._dynamo.utils.record_pregraph_bytecode_enter": {"2.11": "86027fdd37458db0"},
     "torch._dynamo.utils.record_pregraph_bytecode_exit": {"2.11": "c7d4f6e45bdbd78f"},
-    f"{_LOADED}.CompiledBackward": {
-        "2.11": "f0a8cf678c218e71",
-        "2.12": "be6fc190ea109e21",
-    },
+    f"{_LOADED}.CompiledBackward": {"2.11": "f0a8cf678c218e71", "2.12": "be6fc190ea109e21"},
     f"{_LOADED}.CompiledForward": {"2.11": "092bbd2e3b9183c4"},
-    f"{_LOADED}.FxGraphCacheLoadable": {
-        "2.11": "ffd54af416767937",
-        "2.12": "9bf7329178aae115",
-    },
+    f"{_LOADED}.FxGraphCacheLoadable": {"2.11": "ffd54af416767937", "2.12": "9bf7329178aae115"},
     f"{_LOADED}.GenericAOTAutogradResult._load_and_post_compile": {
         "2.11": GONE,
         "2.12": "e83c03734436ebbc",
@@ -139,10 +133,7 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
         "2.13": "016d87bc8fa4011f",
         "2.15": "240a79ae9b205f97",
     },
-    f"{_LOADED}.GenericCompiledBackward": {
-        "2.11": "99bfe9b4edaab87d",
-        "2.12": "301a912f6c3f0dd4",
-    },
+    f"{_LOADED}.GenericCompiledBackward": {"2.11": "99bfe9b4edaab87d", "2.12": "301a912f6c3f0dd4"},
     "torch._functorch._aot_autograd.utils.saved_tensors_hooks_are_inlineable": {
         "2.11": "a73cff7ad350e29e"
     },

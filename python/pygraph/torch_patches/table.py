@@ -250,11 +250,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="gradient_clips",
         replaces=(f"{_CLIP}.clip_grad_norm_",),
-        relies_on=(
-            f"{_CLIP}._no_grad",
-            f"{_CLIP}._get_total_norm",
-            f"{_CLIP}._clip_grads_with_norm_",
-        ),
+        relies_on=(f"{_CLIP}._no_grad", f"{_CLIP}._get_total_norm", f"{_CLIP}._clip_grads_with_norm_"),
         scope="on demand",
         saves="the host time of clip_grad_norm_ in plain loops, not measured on a GPU yet",
         apply="pygraph.callables.gradient_clips:install",

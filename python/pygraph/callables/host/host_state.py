@@ -95,14 +95,16 @@ class HostState:
         known = {id(tensor) for tensor in self.found.tensors.values()}
         return all(id(tensor) in known for tensor in other.found.tensors.values())
 
-    def switches(self) -> Any:
-        """A watch of the truth values alone: the modes of modules, flags."""
-        watch = _Switches()
+    def switches(self) -> Callable[[], bool]:
+        """Tells whether the truth values alone are what they are now: the modes of modules, flags."""
+        watch = runtime.engine().HostWatch()
+        held: list[Any] = []  # as in __init__
         for dictionary, keys, _ in self.found.dicts:
             of = [k for k in (dictionary if keys is None else keys) if type(dictionary.get(k)) is bool]
             if of:
-                watch.add(dictionary, tuple(of))
-        return watch
+                held.append((dictionary, tuple(of), tuple(dictionary[key] for key in of), ()))
+                watch.add_dict_items(*held[-1])
+        return lambda: not held or watch.holds()
 
     def now(self) -> HostState:
         """The state of the same roots as it is now."""
@@ -126,22 +128,6 @@ class HostState:
     def _places(self) -> list[tuple[str, Any]]:
         probed = zip(self.found.probes, self._probed, strict=True)
         return [*self.found.slots, *((path, value) for (path, _), value in probed)]
-
-
-class _Switches:
-    """Whether some entries of dictionaries are what they were."""
-
-    def __init__(self) -> None:
-        self._watch = runtime.engine().HostWatch()
-        self._held: list[Any] = []  # as in HostState
-
-    def add(self, dictionary: dict[Any, Any], keys: tuple[Any, ...]) -> None:
-        found = (dictionary, keys, tuple(dictionary[key] for key in keys), ())
-        self._held.append(found)
-        self._watch.add_dict_items(*found)
-
-    def holds(self) -> bool:
-        return bool(self._watch.holds())
 
 
 class _Missing:
