@@ -11,8 +11,8 @@ are those of a program that the backend has compiled for training. Such an optim
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
-The attribute is not pickled or copied with the optimizer. As without it, only one thread at a time may
-call an optimizer's step.
+The attribute is not pickled or copied with the optimizer; a copy by a class that copies all attributes
+steps as it does without. As without it, only one thread at a time may call an optimizer's step.
 """
 
 from __future__ import annotations
