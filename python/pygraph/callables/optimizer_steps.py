@@ -11,20 +11,20 @@ are those of a program that the backend has compiled for training. Such an optim
     arguments     the gradients, which are fresh memory at each step; GradScaler's scale and found_inf
     state         parameters, moments and step counts; rates of the forms that follow them (rates.py)
 
-The attribute is not pickled or copied with the optimizer. As without it, only one thread at a time may
-call an optimizer's step.
+The attribute is not pickled or copied with the optimizer; a copy by a class that copies all attributes
+steps as it does without. As without it, only one thread at a time may call an optimizer's step.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pygraph import runtime
 from pygraph.callables import trained
@@ -37,8 +37,8 @@ _SCALER = ("grad_scale", "found_inf")  # attributes that GradScaler gives an opt
 
 _LOOKS = 4  # steps whose gradients are looked at one by one
 
-# Optimizers that were looked at, with the number of programs then.
-_seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+# Optimizers that were looked at, by identity, with the number of programs then.
+_seen: MutableMapping[torch.optim.Optimizer, int] = WeakIdKeyDictionary()
 
 
 @functools.cache
@@ -83,14 +83,25 @@ def _give_route(optimizer: Any, options: Options) -> None:
     function = by_class if own is None else own
     route = _Steps(optimizer, function, options)
 
-    @functools.wraps(before)
+    @functools.wraps(getattr(before, "__func__", before))  # which both take the optimizer
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self is not optimizer:  # a copy that has got the attributes
+            return _step_of(self, own, optimizer)(*args, **kwargs)
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         return route.step(args, kwargs)
 
     step.pygraph_route = route  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step, optimizer)
+
+
+def _step_of(copied: Any, own: Any, optimizer: Any) -> Callable[..., Any]:
+    """The step that a copy of an optimizer has. own: the optimizer's attribute, as it was."""
+    if own is None:
+        return types.MethodType(type(copied).step, copied)
+    if isinstance(own, types.MethodType) and own.__self__ is optimizer:
+        return types.MethodType(own.__func__, copied)
+    return own  # type: ignore[no-any-return]
 
 
 class _Steps:
@@ -112,19 +123,19 @@ class _Steps:
         if has_closure or self._route.has_given_up or self._has_hooks():
             return self._function(*args, **kwargs)
         if torch._C._current_graph_task_id() != -1:  # in a backward, as a hook of a parameter
-            return self._function()
+            return self._function(*args, **kwargs)
         gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
         if all(gradient is None for gradient in gradients) or not self._may_pass(gradients):
-            return self._function()
+            return self._function(*args, **kwargs)
         attributes = self._optimizer.__dict__
         given = {name: attributes[name] for name in _SCALER if name in attributes}
         try:
             for name in given:
                 del attributes[name]
-            made = self._route.call(gradients, given)
+            made = self._route.call(gradients, given, *((args, kwargs) if args or kwargs else ()))
         finally:
             attributes.update(given)
-        return self._function() if made is None else made[0]
+        return self._function(*args, **kwargs) if made is None else made[0]
 
     def _may_pass(self, gradients: list[torch.Tensor | None]) -> bool:
         """In the first steps: whether a graph can have such gradients. Later steps are compared with
@@ -147,11 +158,17 @@ class _Steps:
 
 
 def _step_function(
-    optimizer: torch.optim.Optimizer, step: Callable[[], Any], begin: Callable[[Any], None]
+    optimizer: torch.optim.Optimizer, step: Callable[..., Any], begin: Callable[[Any], None]
 ) -> Callable[..., Any]:
-    """A step as a function of gradients and of what GradScaler gives. It leaves both as they were."""
+    """A step as a function of gradients and of what GradScaler gives. It leaves the latter as it was,
+    and of gradients that are not the parameters' own what the step makes of them."""
 
-    def run(gradients: list[torch.Tensor | None], given: dict[str, Any]) -> Any:
+    def run(
+        gradients: list[torch.Tensor | None],
+        given: dict[str, Any],
+        args: tuple[None, ...] = (),
+        kwargs: dict[str, None] | None = None,
+    ) -> Any:
         parameters = _parameters(optimizer)
         before = [parameter.grad for parameter in parameters]
         try:
@@ -161,12 +178,12 @@ def _step_function(
             for name, value in given.items():
                 setattr(optimizer, name, value)
             begin(gradients)
-            return step()
+            return step(*args, **(kwargs or {}))
         finally:
             for name in given:
                 optimizer.__dict__.pop(name, None)
-            for parameter, gradient in zip(parameters, before, strict=True):
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
+            for parameter, gradient, own in zip(parameters, gradients, before, strict=True):
+                if own is not gradient and parameter.grad is gradient:  # else the step has changed it
+                    parameter.grad = own
 
     return run
