@@ -363,3 +363,41 @@ def test_a_whole_step_by_graph_contains_its_clips() -> None:
 
     for a, b in zip(train(True), train(False), strict=True):
         assert torch.equal(a, b), pygraph.stats()
+
+
+@pytest.mark.parametrize("change", ["clear", "zero", "replace"])
+def test_what_a_step_of_the_programs_own_class_makes_of_gradients(change: str) -> None:
+    """The loop itself never clears them."""
+
+    class Changing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if change == "clear":
+                        parameter.grad = None
+                    elif change == "zero":
+                        parameter.grad.zero_()
+                    else:
+                        parameter.grad = parameter.grad * 0.5
+
+    def train(loop: Loop) -> None:
+        for x, y in batches(_STEPS):
+            F.cross_entropy(loop.call(x), y).backward()
+            loop.optimizer.step()
+
+    kept = assert_trains_alike(train, lambda p: Changing(p, lr=1e-3, momentum=0.9))
+    assert step_replays() > 10, pygraph.stats()
+    del kept
+
+
+def test_a_moving_momentum_is_followed() -> None:
+    def train(loop: Loop) -> None:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 2e-3, _STEPS + 1)
+        for x, y in batches(_STEPS):
+            loop.step(x, y)
+            scheduler.step()
+
+    kept = assert_trains_alike(train)
+    assert step_replays() > 10, pygraph.stats()
+    del kept
