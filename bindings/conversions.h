@@ -8,10 +8,15 @@
 
 namespace pygraph::bindings {
 
+// Takes over a new reference, or null.
+inline pybind11::object steal_object(PyObject* object) {
+  return pybind11::reinterpret_steal<pybind11::object>(object);
+}
+
 // Takes over a new reference. Throws the Python error that is set if it is null.
 inline pybind11::object steal(PyObject* object) {
   if (object == nullptr) throw pybind11::error_already_set();
-  return pybind11::reinterpret_steal<pybind11::object>(object);
+  return steal_object(object);
 }
 
 inline c10::Device cuda_device(int index) {

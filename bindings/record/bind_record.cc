@@ -47,11 +47,11 @@ void bind_record(py::module_& m) {
   });
   py::class_<RecordingPair>(m, "RecordingPair")
       .def(py::init([](const py::list& arguments, int device, uint64_t capacity) {
-        return std::make_unique<RecordingPair>(cuda_driver(), arguments.ptr(), cuda_device(device),
+        return std::make_unique<RecordingPair>(cuda_driver(), arguments, cuda_device(device),
                                                capacity);
       }))
       .def("is_recorded", &RecordingPair::is_recorded)
-      .def("stand_ins", [](RecordingPair& pair, int index) { return steal(pair.stand_ins(index)); })
+      .def("stand_ins", &RecordingPair::stand_ins)
       .def("begin", [](RecordingPair& pair, int index,
                        uint64_t stream) { pair.begin(index, reinterpret_cast<CUstream>(stream)); })
       .def("end", &RecordingPair::end)

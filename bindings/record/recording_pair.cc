@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <set>
 
+#include "conversions.h"
 #include "pygraph/written_inputs.h"
 #include "record/scrub_stack.h"
 #include "record/table_log.h"
 #include "tensors/followed_number.h"
 #include "torch_private/philox.h"
 #include "without_python_lock.h"
+
+namespace py = pybind11;
 
 namespace pygraph::bindings {
 namespace {
@@ -20,6 +23,10 @@ namespace {
 // workspace: memory that moves between calls costs host time for every node that uses it.
 constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
 
+py::list copy_of(const py::handle& list) {
+  return py::reinterpret_steal<py::list>(PyList_GetSlice(list.ptr(), 0, PY_SSIZE_T_MAX));
+}
+
 // Of all recordings of the process.
 std::vector<Range>& retained_stand_ins() {
   static auto* kept = new std::vector<Range>;
@@ -28,59 +35,46 @@ std::vector<Range>& retained_stand_ins() {
 
 }  // namespace
 
-RecordingPair::RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device,
+RecordingPair::RecordingPair(const Driver& driver, const py::list& arguments, c10::Device device,
                              uint64_t capacity)
     : driver_(driver),
       device_(device),
-      arguments_(describe_arguments(arguments, device)),
-      original_(nullptr),
+      arguments_(describe_arguments(arguments.ptr(), device)),
+      original_(copy_of(arguments)),
       fft_plans_(device.index()) {
   check_supported(arguments_);
-  struct Owned {  // until nothing can throw any more
-    PyObject* list;
-    ~Owned() { Py_XDECREF(list); }
-  } original{PyList_GetSlice(arguments, 0, PyList_GET_SIZE(arguments))};
-  {
-    const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
-    for (int i = 0; i < 2; ++i) {
-      halves_[i].space =
-          std::make_unique<AddressSpace>(driver, device.index(), capacity, AddressSpace::kGaps[i]);
-    }
+  const WithoutPythonLock unlocked;  // the driver may wait for another thread's call
+  for (int i = 0; i < 2; ++i) {
+    halves_[i].space =
+        std::make_unique<AddressSpace>(driver, device.index(), capacity, AddressSpace::kGaps[i]);
   }
-  original_ = std::exchange(original.list, nullptr);
 }
 
 RecordingPair::~RecordingPair() {
   operator_log_.reset();
   scope_.reset();
   workspaces_.reset();
-  for (const Half& half : halves_) Py_XDECREF(half.stand_ins);
-  Py_XDECREF(original_);
+  for (Half& half : halves_) half.stand_ins = py::object();
   const WithoutPythonLock unlocked;  // the driver may wait for the device
   for (Half& half : halves_) half.space.reset();
 }
 
-PyObject* RecordingPair::stand_ins(int index) {
-  PyObject* list = PyList_New(PyList_GET_SIZE(original_));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(original_); ++i) {
-    PyObject* real = PyList_GET_ITEM(original_, i);
-    if (!arguments_[i].is_relocated()) {
-      PyList_SET_ITEM(list, i, Py_NewRef(real));
-      continue;
-    }
-    if (arguments_[i].kind == ArgumentKind::kFollowedNumber) {
-      PyObject* number = stand_in_for_number(static_cast<size_t>(i), index);
-      halves_[index].inputs.push_back({bits_of_number(number), 1});
-      PyList_SET_ITEM(list, i, number);
-      continue;
-    }
-    at::Tensor stand_in = make_stand_in(arguments_[i], unpack_tensor(real), *halves_[index].space);
-    halves_[index].inputs.push_back(
-        {reinterpret_cast<uint64_t>(stand_in.mutable_data_ptr()), arguments_[i].extent});
-    PyList_SET_ITEM(list, i, THPVariable_Wrap(std::move(stand_in)));
+py::list RecordingPair::stand_ins(int index) {
+  py::list list = copy_of(original_);
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const Argument& argument = arguments_[i];
+    if (!argument.is_relocated()) continue;
+    PyObject* real = PyList_GET_ITEM(list.ptr(), i);
+    const py::object stand_in =
+        steal(argument.kind == ArgumentKind::kFollowedNumber
+                  ? stand_in_for_number(i, index)
+                  : THPVariable_Wrap(
+                        make_stand_in(argument, unpack_tensor(real), *halves_[index].space)));
+    halves_[index].inputs.push_back({address_of_argument(stand_in.ptr()), argument.extent});
+    list[i] = stand_in;
   }
-  halves_[index].stand_ins = PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
-  if (index == 1) Py_CLEAR(original_);  // the user's tensors are not kept longer than needed
+  halves_[index].stand_ins = copy_of(list);
+  if (index == 1) original_ = py::object();  // the user's tensors are not kept longer than needed
   return list;
 }
 
@@ -121,7 +115,7 @@ void RecordingPair::finish(int index, CUgraph graph, PyObject* returned, std::ve
   recording.scratch = scratch_;
   declare_accesses(recording, std::move(operators_), kernels);
   halves_[index].outputs.emplace(
-      plan_outputs(returned, halves_[index].stand_ins, halves_[index].space->range()));
+      plan_outputs(returned, halves_[index].stand_ins.ptr(), halves_[index].space->range()));
   for (const OutputBuffer* buffer : output_slots(*halves_[index].outputs)) {
     recording.outputs.push_back(buffer->address);
   }

@@ -22,14 +22,15 @@ class RecordingPair {
  public:
   // `arguments` is the real argument list. Throws NotRelocatable for arguments that graphs cannot
   // take, DriverError if stand-in addresses cannot be reserved.
-  RecordingPair(const Driver& driver, PyObject* arguments, c10::Device device, uint64_t capacity);
+  RecordingPair(const Driver& driver, const pybind11::list& arguments, c10::Device device,
+                uint64_t capacity);
   ~RecordingPair();
   RecordingPair(const RecordingPair&) = delete;
   RecordingPair& operator=(const RecordingPair&) = delete;
 
   // A new list to call the function with in recording `index` (0 or 1): stand-ins for tensors, the
   // same objects otherwise. The pair keeps a copy, as compiled functions clear their list.
-  PyObject* stand_ins(int index);
+  pybind11::list stand_ins(int index);
 
   // Between these two, the thread's allocations belong to recording `index`, and cuBLAS has no
   // workspaces from before. Around begin and end of the capture on `stream`.
@@ -75,7 +76,7 @@ class RecordingPair {
  private:
   struct Half {  // of one recording
     std::unique_ptr<AddressSpace> space;
-    PyObject* stand_ins = nullptr;  // owned
+    pybind11::object stand_ins;
     std::vector<Range> inputs;
     AllocationLog log;
     Recording recording;
@@ -90,7 +91,7 @@ class RecordingPair {
   const Driver& driver_;
   c10::Device device_;
   std::vector<Argument> arguments_;
-  PyObject* original_;  // the real argument list, owned; null once both recordings have stand-ins
+  pybind11::object original_;  // the real arguments; null once both recordings have stand-ins
   std::array<Half, 2> halves_;
   std::vector<int> random_;
   std::optional<AllocationScope> scope_;

@@ -38,8 +38,8 @@ int driver_version() {
 }
 
 void bind_captured_graph(py::module_& m) {
-  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
-      .def(
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>> type(m, "CapturedGraph");
+  type.def(
           "replay",
           [](CapturedGraph& graph, const py::list& arguments, bool gives_away, int poison,
              const std::optional<at::Generator>& generator) {
@@ -50,18 +50,10 @@ void bind_captured_graph(py::module_& m) {
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("defragment_workspace", &CapturedGraph::defragment_workspace)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
-      .def_property_readonly("replays",
-                             [](const CapturedGraph& graph) { return graph.replays.load(); })
-      .def_property_readonly(
-          "donated_replays",
-          [](const CapturedGraph& graph) { return graph.donated_replays.load(); })
-      .def_property_readonly(
-          "calls_elsewhere",
-          [](const CapturedGraph& graph) { return graph.calls_elsewhere.load(); })
-      .def_property_readonly("donated",
-                             [](const CapturedGraph& graph) { return graph.plan().donated(); })
-      .def_property_readonly("random_arguments", &CapturedGraph::random_arguments)
-      .def_property_readonly("is_audit_due", &CapturedGraph::is_audit_due)
+      .def("matches",
+           [](const CapturedGraph& graph, const py::list& arguments) {
+             return graph.matches(arguments.ptr(), current_switches());
+           })
       .def_property(
           "audit_at",
           [](const CapturedGraph& graph) -> std::optional<uint64_t> {
@@ -71,52 +63,38 @@ void bind_captured_graph(py::module_& m) {
           [](CapturedGraph& graph, std::optional<uint64_t> replays) {
             graph.audit_at = replays.value_or(CapturedGraph::kNoAudit);
           })
-      .def_property_readonly("nodes_touched",
-                             [](const CapturedGraph& graph) { return graph.nodes_touched.load(); })
+      .def_property_readonly("random_arguments", &CapturedGraph::random_arguments)
+      .def_property_readonly("is_audit_due", &CapturedGraph::is_audit_due)
       .def_readwrite("name", &CapturedGraph::name)
-      .def_readwrite("failure", &CapturedGraph::failure)
-      .def_property_readonly(
-          "nodes", [](const CapturedGraph& graph) { return graph.linked().recording.nodes.size(); })
-      .def_property_readonly(
-          "inputs",
-          [](const CapturedGraph& graph) { return graph.linked().recording.inputs.size(); })
-      .def_property_readonly(
-          "outputs",
-          [](const CapturedGraph& graph) { return graph.linked().recording.outputs.size(); })
-      .def_property_readonly(
-          "relocations",
-          [](const CapturedGraph& graph) { return graph.linked().relocations.size(); })
-      .def_property_readonly(
-          "symbols", [](const CapturedGraph& graph) { return graph.linked().symbols.size(); })
-      .def_property_readonly(
-          "unexplained_words",
-          [](const CapturedGraph& graph) { return graph.linked().unexplained_words; })
-      .def_property_readonly("nodes_with_known_accesses",
-                             [](const CapturedGraph& graph) {
-                               return std::ranges::count_if(graph.linked().recording.nodes,
-                                                            &Node::has_known_accesses);
-                             })
-      .def_property_readonly("lanes",
-                             [](const CapturedGraph& graph) { return graph.linked().lanes; })
-      .def("matches",
-           [](const CapturedGraph& graph, const py::list& arguments) {
-             return graph.matches(arguments.ptr(), current_switches());
-           })
-      .def_property_readonly("foreign_memory",
-                             [](const CapturedGraph& graph) {
-                               std::vector<std::pair<uint64_t, std::string>> memory;
-                               for (const auto& [address, number, user] : graph.linked().foreign) {
-                                 memory.emplace_back(address, user);
-                               }
-                               return memory;
-                             })
-      .def_property_readonly("output_bytes",
-                             [](const CapturedGraph& graph) { return graph.plan().output_bytes(); })
-      .def_property_readonly("block_bytes",
-                             [](const CapturedGraph& graph) { return graph.plan().block_bytes(); })
-      .def_property_readonly("workspace_bytes", [](const CapturedGraph& graph) {
-        return graph.linked().workspace_size;
-      });
+      .def_readwrite("failure", &CapturedGraph::failure);
+  const auto add = [&type](const char* name, auto read) {
+    type.def_property_readonly(name, [read](const CapturedGraph& graph) { return read(graph); });
+  };
+  add("replays", [](auto& graph) { return graph.replays.load(); });
+  add("donated_replays", [](auto& graph) { return graph.donated_replays.load(); });
+  add("calls_elsewhere", [](auto& graph) { return graph.calls_elsewhere.load(); });
+  add("nodes_touched", [](auto& graph) { return graph.nodes_touched.load(); });
+  add("donated", [](auto& graph) { return graph.plan().donated(); });
+  add("output_bytes", [](auto& graph) { return graph.plan().output_bytes(); });
+  add("block_bytes", [](auto& graph) { return graph.plan().block_bytes(); });
+  add("workspace_bytes", [](auto& graph) { return graph.linked().workspace_size; });
+  add("nodes", [](auto& graph) { return graph.linked().recording.nodes.size(); });
+  add("inputs", [](auto& graph) { return graph.linked().recording.inputs.size(); });
+  add("outputs", [](auto& graph) { return graph.linked().recording.outputs.size(); });
+  add("relocations", [](auto& graph) { return graph.linked().relocations.size(); });
+  add("symbols", [](auto& graph) { return graph.linked().symbols.size(); });
+  add("unexplained_words", [](auto& graph) { return graph.linked().unexplained_words; });
+  add("lanes", [](auto& graph) { return graph.linked().lanes; });
+  add("nodes_with_known_accesses", [](auto& graph) {
+    return std::ranges::count_if(graph.linked().recording.nodes, &Node::has_known_accesses);
+  });
+  add("foreign_memory", [](auto& graph) {
+    std::vector<std::pair<uint64_t, std::string>> memory;
+    for (const auto& [address, number, user] : graph.linked().foreign) {
+      memory.emplace_back(address, user);
+    }
+    return memory;
+  });
 }
 
 void bind_graphed_callable(py::module_& m) {

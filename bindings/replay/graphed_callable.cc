@@ -277,7 +277,7 @@ void leave_gradients(pybind11::handle callable, const pybind11::list& tensors, P
 
 void own_inputs(pybind11::handle callable, const pybind11::list& tensors, Py_ssize_t first) {
   if (!are_checks_short() || tensors.empty()) return;
-  delete std::exchange(checked(callable).own, new OwnInputs(tensors.ptr(), first));
+  delete std::exchange(checked(callable).own, new OwnInputs(tensors, first));
 }
 
 // Dropping a graph may release Python's lock, so no graph is dropped while the list changes.

@@ -6,8 +6,8 @@
 // which is one line of the CPU's caches in place of the nine that a comparison reads.
 #pragma once
 
-#include <Python.h>
 #include <c10/core/Storage.h>
+#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <vector>
@@ -19,11 +19,8 @@ namespace pygraph::bindings {
 // Needs Python's lock.
 class OwnInputs {
  public:
-  // `tensors`: a list; the arguments from `first` on.
-  OwnInputs(PyObject* tensors, Py_ssize_t first);
-  ~OwnInputs();
-  OwnInputs(const OwnInputs&) = delete;
-  OwnInputs& operator=(const OwnInputs&) = delete;
+  // `tensors`: the arguments from `first` on. Throws std::invalid_argument.
+  OwnInputs(const pybind11::list& tensors, Py_ssize_t first);
 
   // Whether they are among the arguments, at their positions. Then their addresses are read.
   bool read(PyObject* arguments);
@@ -33,10 +30,10 @@ class OwnInputs {
   bool has(size_t position) const { return position - first_ < storages_.size(); }
   uint64_t address(size_t position) const { return addresses_[position - first_]; }
 
-  PyObject* tensors() const { return tensors_; }
+  PyObject* tensors() const { return tensors_.ptr(); }
 
  private:
-  PyObject* tensors_;  // a tuple
+  pybind11::tuple tensors_;
   size_t first_;
   std::vector<c10::Storage> storages_;
   std::vector<uint64_t> addresses_;

@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "conversions.h"
 #include "replay/graphed_callable.h"
 #include "tensors/arguments.h"
 #include "tensors/operators.h"
@@ -48,38 +49,34 @@ at::Tensor send(const HostTransfer& sent, PyObject* const* arguments) {
   return scalars_to_device(numbers, sent.device);
 }
 
-// The list of CPU values after they are sent to the GPU. Null, without a Python error set, if
+// The list of CPU values after they are sent to the GPU. Nothing, without a Python error set, if
 // sending them is useless or impossible: PyTorch's way then does it, or raises.
-PyObject* send_first(const WholeGraph& whole, PyObject* const* arguments) {
+py::object send_first(const WholeGraph& whole, PyObject* const* arguments) {
   const auto* partition = reinterpret_cast<const GraphedCallable*>(whole.partition);
   const bool is_useful =
       !partition->graphs->empty() && !c10::impl::TorchDispatchModeTLS::any_modes_set();
-  if (!is_useful && !whole.route->sent.empty()) return nullptr;
-  PyObject* list = PyList_New(0);
+  if (!is_useful && !whole.route->sent.empty()) return {};
   try {
+    py::list list;
     for (const HostTransfer& sent : whole.route->sent) {
-      PyObject* tensor = THPVariable_Wrap(send(sent, arguments));
-      const int status = tensor == nullptr ? -1 : PyList_Append(list, tensor);
-      Py_XDECREF(tensor);
-      TORCH_CHECK(status == 0);
+      list.append(steal(THPVariable_Wrap(send(sent, arguments))));
     }
     return list;
   } catch (const std::exception&) {
-    PyErr_Clear();
-    Py_XDECREF(list);
-    return nullptr;
+    return {};
   }
 }
 
-PyObject* partition_arguments(const Route& route, PyObject* const* arguments, PyObject* sent) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(route.inputs.size()));
-  if (list == nullptr) return nullptr;
+py::object partition_arguments(const Route& route, PyObject* const* arguments,
+                               const py::object& sent) {
+  py::object list = steal_object(PyList_New(static_cast<Py_ssize_t>(route.inputs.size())));
+  if (!list) return list;
   for (size_t i = 0; i < route.inputs.size(); ++i) {
     const int index = route.inputs[i];
     PyObject* argument = index < route.input_count
                              ? arguments[index]
-                             : PyList_GET_ITEM(sent, index - route.input_count);
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(argument));
+                             : PyList_GET_ITEM(sent.ptr(), index - route.input_count);
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(argument));
   }
   return list;
 }
@@ -96,26 +93,23 @@ PyObject* make_view(PyObject* source, const View& view) {
                                       conj_neg_bits_of(base)));
 }
 
-PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
+PyObject* graph_outputs(const Route& route, const py::object& partition_outputs,
                         PyObject* const* arguments) {
-  PyObject* outputs = PyTuple_New(static_cast<Py_ssize_t>(route.outputs.size()));
-  if (outputs == nullptr) return nullptr;
+  py::object outputs = steal_object(PyTuple_New(static_cast<Py_ssize_t>(route.outputs.size())));
+  if (!outputs) return nullptr;
   for (size_t i = 0; i < route.outputs.size(); ++i) {
     const RouteOutput& output = route.outputs[i];
     PyObject* source = Py_None;
     if (output.source == RouteSource::kOutput) {
-      source = PySequence_Fast_GET_ITEM(partition_outputs, output.index);
+      source = PySequence_Fast_GET_ITEM(partition_outputs.ptr(), output.index);
     } else if (output.source == RouteSource::kArgument) {
       source = arguments[output.index];
     }
     PyObject* object = output.view ? make_view(source, *output.view) : Py_NewRef(source);
-    if (object == nullptr) {
-      Py_DECREF(outputs);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(outputs, static_cast<Py_ssize_t>(i), object);
+    if (object == nullptr) return nullptr;
+    PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), object);
   }
-  return outputs;
+  return outputs.release().ptr();
 }
 
 // Returns the outputs; or null with a Python error set; or null without one, to take PyTorch's way.
@@ -123,22 +117,16 @@ PyObject* graph_outputs(const Route& route, PyObject* partition_outputs,
 // `status`: the outcome of the replay.
 PyObject* try_shortcut(WholeGraph& whole, PyObject* const* arguments, Py_ssize_t holders,
                        ReplayStatus& status) {
-  PyObject* sent = send_first(whole, arguments);
-  if (sent == nullptr) return nullptr;
-  PyObject* list = partition_arguments(*whole.route, arguments, sent);
-  if (list == nullptr) {
-    Py_DECREF(sent);
-    return nullptr;
-  }
+  py::object sent = send_first(whole, arguments);
+  if (!sent) return nullptr;
+  py::object list = partition_arguments(*whole.route, arguments, sent);
+  if (!list) return nullptr;
   auto* partition = reinterpret_cast<GraphedCallable*>(whole.partition);
   PyObject* replayed = nullptr;
-  std::tie(replayed, status) = replay_matching(*partition, list, holders);
-  Py_DECREF(list);
-  Py_DECREF(sent);
+  std::tie(replayed, status) = replay_matching(*partition, list.ptr(), holders);
+  list = sent = py::object();
   if (status != ReplayStatus::kReplayed) return nullptr;
-  PyObject* outputs = graph_outputs(*whole.route, replayed, arguments);
-  Py_DECREF(replayed);
-  return outputs;
+  return graph_outputs(*whole.route, steal_object(replayed), arguments);
 }
 
 const GraphedCallable* decided_by(const WholeGraph& whole, ReplayStatus status) {

@@ -132,6 +132,7 @@ static Argument describe_argument(PyObject* object, c10::Device device) {
     if (overflow != 0) return unsupported("an integer of more than 64 bits");
   } else if (is_followed_number(object)) {
     argument.kind = ArgumentKind::kFollowedNumber;
+    argument.extent = 1;
   } else if (PyFloat_Check(object)) {
     argument.kind = ArgumentKind::kFloat;
     argument.real = PyFloat_AS_DOUBLE(object);

@@ -43,7 +43,7 @@ struct Argument {
   c10::ScalarType dtype{};
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
-  uint64_t extent = 0;     // bytes from the first to one past the last element
+  uint64_t extent = 0;     // bytes from the first to one past the last element; of a number, 1
   uint64_t alignment = 0;  // of the address, in classes: 1, 2, 4, 8, 16, 256
   ConjNegBits conj_neg;
   // Numbers.

@@ -32,13 +32,7 @@ PyObject* stand_in_for_number(size_t position, int index) {
   constexpr double kBases[] = {0.5, 0.25};
   constexpr double kStep = 1.0 / 3e6;  // no round numbers, which kernels may have as constants
   const double value = kBases[index] + static_cast<double>(position + 1) * kStep;
-  PyObject* made =
-      PyObject_CallFunction(reinterpret_cast<PyObject*>(followed_number_type()), "d", value);
-  if (made == nullptr) {
-    PyErr_Clear();
-    throw std::bad_alloc();
-  }
-  return made;
+  return PyObject_CallFunction(reinterpret_cast<PyObject*>(followed_number_type()), "d", value);
 }
 
 }  // namespace pygraph::bindings

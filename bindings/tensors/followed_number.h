@@ -22,7 +22,7 @@ bool is_followed_number(PyObject* object);
 uint64_t bits_of_number(PyObject* number);
 
 // A new number for recording `index` (0 or 1) that no other argument and no other recording has,
-// between 0 and 1, as betas are. Throws std::bad_alloc.
+// between 0 and 1, as betas are. Null with a Python error set on failure.
 PyObject* stand_in_for_number(size_t position, int index);
 
 }  // namespace pygraph::bindings

@@ -8,6 +8,8 @@
 
 #include "pygraph/alignment.h"
 
+namespace py = pybind11;
+
 namespace pygraph::bindings {
 namespace {
 
@@ -71,20 +73,6 @@ at::Tensor make_view(const Output& output, PyObject* arguments) {
 
 }  // namespace
 
-OutputPlan::OutputPlan(const OutputPlan& other)
-    : outputs(other.outputs),
-      buffers(other.buffers),
-      block_bytes(other.block_bytes),
-      block_donors(other.block_donors),
-      persistent(other.persistent),
-      is_tuple(other.is_tuple) {
-  for (PyObject* object : persistent) Py_XINCREF(object);
-}
-
-OutputPlan::~OutputPlan() {
-  for (PyObject* object : persistent) Py_XDECREF(object);
-}
-
 void OutputPlan::check_equal(const OutputPlan& other) const {
   if (outputs == other.outputs && block_bytes == other.block_bytes) return;
   throw NotRelocatable("the two recordings differ: what they return");
@@ -101,11 +89,11 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* object = item(returned, i);
     Output output;
-    PyObject* persistent = nullptr;
+    bool is_persistent = false;
     const Py_ssize_t repeated = find_object(object, returned, i);
     const Py_ssize_t argument = find_object(object, stand_ins, PyList_GET_SIZE(stand_ins));
     if (!THPVariable_Check(object)) {
-      persistent = Py_NewRef(object);
+      is_persistent = true;
     } else if (argument >= 0) {
       output.kind = OutputKind::kArgument;
       output.source = static_cast<uint32_t>(argument);
@@ -138,11 +126,11 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
         output.source = entry->second;
         describe_layout(tensor, 0, output);
       } else {
-        persistent = Py_NewRef(object);  // not memory of this recording: the same at every call
+        is_persistent = true;  // not memory of this recording: the same at every call
       }
     }
     plan.outputs.push_back(std::move(output));
-    plan.persistent.push_back(persistent);
+    plan.persistent.push_back(py::reinterpret_borrow<py::object>(is_persistent ? object : nullptr));
   }
   return plan;
 }
@@ -249,7 +237,7 @@ static PyObject* build_output(const OutputPlan& plan, Py_ssize_t i,
     case OutputKind::kPersistent:
       break;
   }
-  return Py_NewRef(plan.persistent[i]);
+  return Py_NewRef(plan.persistent[i].ptr());
 }
 
 PyObject* build_outputs(const OutputPlan& plan, const std::vector<c10::Storage>& blocks,

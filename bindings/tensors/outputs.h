@@ -7,8 +7,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <Python.h>
 #include <c10/core/Storage.h>
+#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <vector>
@@ -47,22 +47,15 @@ struct OutputBuffer {
   uint64_t offset = 0;
 };
 
-// All outputs of one recording.
+// All outputs of one recording. To be copied and destroyed with Python's lock.
 struct OutputPlan {
   std::vector<Output> outputs;
   std::vector<OutputBuffer> buffers;
   std::vector<uint64_t> block_bytes;  // one storage each, which a replay allocates; by block
   // By block: the slot of the donated input whose memory it takes over, or OutputPlacement::kNone.
   std::vector<uint32_t> block_donors;
-  std::vector<PyObject*> persistent;  // by output; owned references, null where unused
+  std::vector<pybind11::object> persistent;  // by output; null where unused
   bool is_tuple = false;
-
-  OutputPlan() = default;
-  OutputPlan(const OutputPlan& other);  // needs Python's lock
-  OutputPlan(OutputPlan&& other) noexcept = default;
-  OutputPlan& operator=(const OutputPlan&) = delete;
-  OutputPlan& operator=(OutputPlan&&) = delete;
-  ~OutputPlan();  // needs Python's lock
 
   // Throws NotRelocatable unless both recordings returned the same things.
   void check_equal(const OutputPlan& other) const;

@@ -3,6 +3,8 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/headeronly/version.h>
 
+#include "conversions.h"
+
 namespace py = pybind11;
 
 namespace pygraph::bindings {

@@ -39,10 +39,6 @@ inline PyObject* intern(const char* text) {
   return PyUnicode_InternFromString(text);
 }
 
-inline pybind11::object steal_object(PyObject* object) {
-  return pybind11::reinterpret_steal<pybind11::object>(object);
-}
-
 // The value of a key, borrowed; null if there is none.
 inline PyObject* get(const pybind11::handle& dict, PyObject* key) {
   return PyDict_GetItemWithError(dict.ptr(), key);

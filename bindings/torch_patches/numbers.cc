@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
@@ -18,12 +19,6 @@ namespace py = pybind11;
 
 namespace pygraph::bindings {
 namespace {
-
-at::Tensor scalar(const void* value, at::ScalarType dtype) {
-  at::Tensor tensor = at::detail::empty_cpu({}, at::TensorOptions(dtype));
-  std::memcpy(tensor.mutable_data_ptr(), value, tensor.itemsize());
-  return tensor;
-}
 
 // numpy.generic, of which every NumPy number is one and no array; null where there is no NumPy.
 PyTypeObject* numpy_generic() {
@@ -61,8 +56,7 @@ std::optional<at::ScalarType> dtype_of(const char* format) {
 
 std::optional<at::Tensor> from_numpy_number(PyObject* number) {
   if (PyFloat_Check(number)) {  // numpy.float64 is a float
-    const double value = PyFloat_AS_DOUBLE(number);
-    return scalar(&value, at::kDouble);
+    return c10::scalar_to_tensor(PyFloat_AS_DOUBLE(number));
   }
   Py_buffer buffer;
   if (PyObject_GetBuffer(number, &buffer, PyBUF_FORMAT) != 0) {
@@ -71,22 +65,22 @@ std::optional<at::Tensor> from_numpy_number(PyObject* number) {
   }
   std::optional<at::Tensor> result;
   const auto dtype = buffer.ndim == 0 ? dtype_of(buffer.format) : std::nullopt;
-  if (dtype) result = scalar(buffer.buf, *dtype);
+  if (dtype) {
+    result = at::detail::empty_cpu({}, at::TensorOptions(*dtype));
+    std::memcpy(result->mutable_data_ptr(), buffer.buf, result->itemsize());
+  }
   PyBuffer_Release(&buffer);
   return result;
 }
 
 std::optional<at::Tensor> from_number(PyObject* number) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {};
-  if (PyFloat_CheckExact(number)) {
-    const double value = PyFloat_AS_DOUBLE(number);
-    return scalar(&value, at::kDouble);
-  }
+  if (PyFloat_CheckExact(number)) return c10::scalar_to_tensor(PyFloat_AS_DOUBLE(number));
   if (PyLong_CheckExact(number)) {
     int overflow = 0;
     const int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow != 0) return {};
-    return scalar(&value, at::kLong);
+    return c10::scalar_to_tensor(value);
   }
   // A default device is such a mode. It is for NumPy's numbers, but not for Python's
   // (torch._as_tensor_fullprec).
