@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pygraph import signal_exceptions
 from pygraph.engine import engine as engine  # callers say runtime.engine()
 from pygraph.engine import release as pytorch_release
 from pygraph.undoing import Undo, release, settle, undoing
@@ -151,13 +152,15 @@ def brief(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def harmless(doing: str) -> Iterator[None]:
-    """Logs and drops errors of optional work in a call, such as making later calls cheaper.
+    """Logs and drops errors of optional work in a call, such as making later calls cheaper. Raises what
+    a signal's handler has raised.
 
     doing: names the work in the log.
     """
     try:
         yield
     except Exception as error:
+        signal_exceptions.pass_on(error)
         note(logging.WARNING, "%s failed: %s: %s", doing, type(error).__name__, error)
 
 

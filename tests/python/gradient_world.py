@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables import backward_function, variant
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
@@ -58,6 +58,7 @@ class Partition(Replaying):
             try:
                 self._record(layout, inputs)
             except Exception as error:
+                signal_exceptions.pass_on(error)
                 layout.is_refused = True
                 refused = self.entries[key] = Entry()  # type: ignore[index]
                 refused.refuse(runtime.first_line(error), 0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import pygraph
 
@@ -27,6 +28,24 @@ _HANDLES_SIGNALS = {
 _HANDLES_SIGNALS_BACK = {code for name, code in dis.opmap.items() if "JUMP_BACKWARD_IF" in name}
 
 Moment = tuple[str, str, int]  # file, function, instruction
+
+
+class HandlerError(Exception):
+    """What the handler of a signal raises."""
+
+
+def _handler(error: BaseException, frame: Any) -> NoReturn:
+    raise error
+
+
+@contextlib.contextmanager
+def handling_signals() -> Iterator[None]:
+    """The function that raises ``HandlerError`` is the handler of a signal."""
+    before = signal.signal(signal.SIGUSR1, _handler)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @functools.cache
@@ -102,6 +121,8 @@ class Moments:
                 self.seen.append((code.co_filename, code.co_qualname, at))
                 if len(self.seen) - 1 in self._raises_at:
                     assert self._error is not None
+                    if isinstance(self._error, HandlerError):
+                        _handler(self._error, frame)
                     raise self._error
         return self._step
 

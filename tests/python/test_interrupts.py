@@ -29,12 +29,12 @@ from . import frozen_world, gradient_world
 from .contexts import capturing
 from .graphed_programs import assert_same, replays
 from .graphed_world import Replaying, partitions_of
-from .interrupted import Moments, choose
+from .interrupted import HandlerError, Moments, choose, handling_signals
 
 _CALLS = 12
 _MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
 _CHANGES = 9  # the call before which the program changes an argument
-_ERRORS = (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
+_ERRORS = (KeyboardInterrupt, HandlerError, MemoryError, torch.OutOfMemoryError)
 
 
 class _Again(frozen_world.Frozen):
@@ -233,7 +233,8 @@ def _check_moment(
     moments = Moments(moment, error)
     raised, result = None, torch.empty(0)
     try:
-        result = moments.run(lambda: program.call(number))
+        with handling_signals():
+            result = moments.run(lambda: program.call(number))
     except BaseException as caught:
         raised = caught
     assert moments.is_over, "this call has other moments than the one in which they were counted"
@@ -244,7 +245,8 @@ def _check_moment(
     assert program.parameter.data_ptr() == memory
     assert all(type(group["lr"]) is float for group in program.optimizer.param_groups)
     if raised is None:
-        assert type(error) is not KeyboardInterrupt, "it was swallowed"
+        is_to_be_raised = type(error) in (KeyboardInterrupt, HandlerError)
+        assert not is_to_be_raised, f"it was swallowed at {moments.seen[moment]}"
         assert torch.equal(result, expected.results[number])
     else:
         # (Of what fails in a recording, a partition of the engine's makes a reason.)

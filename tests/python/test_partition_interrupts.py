@@ -21,7 +21,7 @@ from pygraph import runtime
 from pygraph.partition.signature import State
 from pygraph.record import memory_pools, stream_capture
 
-from .interrupted import Moments, choose
+from .interrupted import HandlerError, Moments, choose, handling_signals
 from .recorded_world import Program, World, is_free_for_others
 
 _MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
@@ -119,12 +119,13 @@ def _check_moment(world: World, kind: type[_Kind], number: int, moments: Moments
     surroundings = _surroundings(world)
     raised = None
     try:
-        moments.run(functools.partial(program.call, number))
-    except KeyboardInterrupt as caught:
+        with handling_signals():
+            moments.run(functools.partial(program.call, number))
+    except (KeyboardInterrupt, HandlerError) as caught:
         raised = caught
     assert moments.is_over, "this call has other moments than the one in which they were counted"
     # While the traceback holds all frames.
-    assert raised is not None, "it was swallowed"
+    assert raised is not None, f"it was swallowed: {moments.seen[-1]} is the last moment"
     assert _surroundings(world) == surroundings
     assert not runtime.record_lock.locked()
     assert is_free_for_others()
@@ -159,8 +160,9 @@ _by_case: Callable[..., Any] = pytest.mark.parametrize(
 def test_an_interrupt_leaves_nothing_behind(world: World, kind: type[_Kind], number: int) -> None:
     chosen = _moments_of(world, kind, number)
     assert len(chosen) >= min(_MOST, 6)
-    for moment in chosen:
-        _check_moment(world, kind, number, Moments(moment, KeyboardInterrupt("injected")))
+    for i, moment in enumerate(chosen):
+        error = (KeyboardInterrupt, HandlerError)[i % 2]("injected")
+        _check_moment(world, kind, number, Moments(moment, error))
 
 
 @_by_case

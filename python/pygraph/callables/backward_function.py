@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables import kept_graph
 from pygraph.callables.host.host_state import random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
@@ -228,6 +228,7 @@ class Backwards:
         try:
             changed = before.changes(before.now())
         except Exception as error:  # of what the walk has met
+            signal_exceptions.pass_on(error)
             changed = [runtime.first_line(error)]
         changed += sorted(schedulers.written)
         if random_state() != drawn:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pygraph import observations, options, runtime, torch_patches
+from pygraph import observations, options, runtime, signal_exceptions, torch_patches
 from pygraph.callables import fused_numbers, optimizer_forms, rates, serving
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
@@ -160,6 +160,7 @@ class Graphed:
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
+            signal_exceptions.pass_on(error)
             self._refused.refuse(arguments.key, runtime.brief(error), None)
             return self._uncaptured(args, kwargs)
         variants = self._variants.get(arguments.key, [])

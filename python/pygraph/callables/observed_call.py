@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables import refusals
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState, random_state
@@ -101,6 +101,7 @@ def observed_call(
     except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
         seen.is_complete = False
     except Exception as error:  # of what the walk has met; the call is made
+        signal_exceptions.pass_on(error)
         seen.refusal = runtime.brief(error)
     return seen
 

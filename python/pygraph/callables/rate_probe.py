@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph import signal_exceptions
 from pygraph.callables.optimizer_forms import is_of_pytorch
 
 # What a kernel may read. The GPU's fused kernels take the first, the CPU's compute in the second.
@@ -86,12 +87,14 @@ def _probe(steps: Callable[[torch.dtype | None], list[torch.Tensor]]) -> Taken |
     possible = None
     try:
         expected = steps(None)
-    except Exception:  # it has no such form
+    except Exception as error:  # it has no such form
+        signal_exceptions.pass_on(error)
         return None
     for dtype in _DTYPES:
         try:
             found = steps(dtype)
-        except Exception:  # of the optimizer, or _Waits
+        except Exception as error:  # of the optimizer, or _Waits
+            signal_exceptions.pass_on(error)
             continue
         pairs = zip(expected, found, strict=True)
         if all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
 from pygraph.callables.graphed import Graphed
 from pygraph.options import Options
@@ -55,6 +55,7 @@ class Route:
         except Exception as error:
             if own.has_begun or serving.inside.is_made:
                 raise  # the program's, or that of a signal's handler: nothing may be done twice
+            signal_exceptions.pass_on(error)
             self.graphed.give_up(runtime.brief(error))
             return None
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 
 _MOST_FORMS = 8
 
@@ -45,7 +45,8 @@ class Key:
                     return False
                 other.parts = self.parts
             return True
-        except Exception:  # of keys of the program's in a dictionary
+        except Exception as error:  # of keys of the program's in a dictionary
+            signal_exceptions.pass_on(error)
             return False
 
 
@@ -71,7 +72,8 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | Non
     or tensors of a class of the program's, or with attributes."""
     try:
         return _taken_apart(args, kwargs)
-    except Exception:  # of what is passed: of its hash, of its class
+    except Exception as error:  # of what is passed: of its hash, of its class
+        signal_exceptions.pass_on(error)
         return None
 
 

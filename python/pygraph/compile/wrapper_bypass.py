@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -194,6 +194,7 @@ def find_route(runner: Any, input_count: int, output_count: int) -> Route | None
             probe(types.SimpleNamespace(partitions=[spies.partition]), list(spies.given))
         )
     except Exception as error:
+        signal_exceptions.pass_on(error)
         runtime.log.info("a graph keeps Inductor's wrapper: %s: %s", type(error).__name__, error)
         return None
 

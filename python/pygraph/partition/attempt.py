@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime, uncapturable
+from pygraph import runtime, signal_exceptions, uncapturable
 from pygraph.gpu import allocator
 from pygraph.partition.call import Call
 from pygraph.partition.signature import Pending
@@ -75,6 +75,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
         recording.graph.name = f"pygraph {call.info.name}"
         return recording
     except Exception as error:
+        raised = signal_exceptions.raised_by_handler(error)
         is_memory_short = isinstance(error, torch.OutOfMemoryError)
         failed = Attempt(
             (),
@@ -86,6 +87,8 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
     # From here the error is gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
+    if raised is not None:
+        raise raised.with_traceback(None)
     return failed
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import current
 from pygraph.partition.audit_replay import AuditReplay, give_back
 from pygraph.partition.host import Host
@@ -154,6 +154,7 @@ class _Audit:
         try:
             return step()
         except Exception as error:
+            signal_exceptions.pass_on(error)
             self._skip(error)
             return None
 
@@ -198,6 +199,7 @@ class _Audit:
             rehearsal = Rehearsal(self.host.uncaptured, self.args, recording, self.host.written)
             return rehearsal if rehearsal.visible == replay.visible else None
         except Exception as error:
+            signal_exceptions.pass_on(error)
             self._drop(f"no thorough check was possible: {runtime.brief(error)}")
             return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.partition.call import Function, SideEffects
 from pygraph.partition.signature import PartitionInfo
@@ -54,6 +54,7 @@ class ObservedEffects:
             try:
                 watch = Watch(args, self._info.device, undo)
             except Exception as error:
+                signal_exceptions.pass_on(error)
                 failure = recorder.describe_failure(error)
             outputs = run(args)
             if watch is None:
@@ -61,6 +62,7 @@ class ObservedEffects:
             try:
                 mutated, draws = watch.mutated(), watch.draws()
             except Exception as error:
+                signal_exceptions.pass_on(error)
                 return outputs, recorder.describe_failure(error)
             with self._lock:
                 self.known = SideEffects(

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
@@ -247,6 +247,7 @@ class Selector:
         try:
             yield
         except Exception as error:
+            signal_exceptions.pass_on(error)
             if entry.graph is not None:
                 self._remove_graph(entry)
             self._host.refuse(entry, f"{what} failed with {recorder.describe_failure(error)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator, current
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
@@ -64,6 +64,7 @@ def _timed_replay(
     except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway):
         return None  # this call only
     except Exception as error:
+        signal_exceptions.pass_on(error)
         runtime.engine().remove_graph(host.callable, graph)
         host.refuse(entry, recorder.describe_failure(error))
         return None
@@ -90,5 +91,6 @@ def _measured(run: Callable[[], Sequence[Any]], sleep: float) -> tuple[Sequence[
     except Exception as error:
         if has_begun and not results:
             raise
+        signal_exceptions.pass_on(error)
         runtime.note(logging.WARNING, "a call could not be timed: %s", error)
     return (results[0] if results else run()), None

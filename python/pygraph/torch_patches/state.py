@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.torch_patches import selection, sources
 from pygraph.torch_patches.table import PATCHES, REQUIRED, Patch
 
@@ -148,5 +148,6 @@ class Attempt:
         try:
             yield
         except Exception as error:
+            signal_exceptions.pass_on(error)
             self.goes_on = False
             note_failure(self.name, error)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
 from pygraph.gpu.load import disturb, keep_busy
@@ -100,6 +100,7 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
         if recording.branched is not None:
             recording.use(_choose_layout(rehearsal, recording.graph, recording.branched, bits))
     except Exception as error:
+        signal_exceptions.pass_on(error)
         failed = _failed(error)
     outputs, results = rehearsal.call()
     if failed is not None:
@@ -107,6 +108,7 @@ def quick_check(rehearsal: Rehearsal) -> Verification:
     try:
         return Verification(outputs, suspects=differing(seen, results, in_bits))
     except Exception as error:
+        signal_exceptions.pass_on(error)
         return dataclasses.replace(_failed(error), outputs=outputs)
 
 
@@ -133,6 +135,7 @@ def _choose_layout(
         if branches.is_faster(rehearsal.timer(chain), rehearsal.timer(branched)):
             chosen = branched
     except Exception as error:  # the chain may be right all the same
+        signal_exceptions.pass_on(error)
         log.info("a graph keeps the program's order: %s", _describe(error))
     finally:
         (chain if chosen is branched else branched).release_workspace()
@@ -179,6 +182,7 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
         if mismatches and rehearsal.recording.graph.donated:
             mismatches = _compare(rehearsal, suspects, gives_away=False)
     except Exception as error:
+        signal_exceptions.pass_on(error)
         failed = _failed(error)
     outputs, results = rehearsal.call()
     if failed is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.visit_code import content_of
 from pygraph.callables.host.walk import Reachable
@@ -71,7 +71,8 @@ class HostState:
         that the callable would see a difference: see ``changes``."""
         try:
             return bool(self._watch.holds()) and self._probe() == self._probed
-        except Exception:  # of a probe
+        except Exception as error:  # of a probe
+            signal_exceptions.pass_on(error)
             return False
 
     def changes(self, later: HostState) -> list[str]:
