@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph import runtime
 from pygraph.callables import variant
+from pygraph.callables.step_function import NotGraphable
 from pygraph.gpu.clones import clone_shared_storages
 
 from . import graphed_world
@@ -113,9 +114,11 @@ def with_other_numbers(inputs: Sequence[Any]) -> list[Any]:
 class Frozen(Replaying):
     """A partition whose replays have the numbers of the recording."""
 
+    is_refused = False
+
     def callable(self, inputs: list[Any]) -> Sequence[Any]:
         self.calls += 1
-        if self.calls == 1:
+        if self.calls == 1 or self.is_refused:
             return self.function(inputs)
         if self.calls > 2:
             self.replays += 1
@@ -132,8 +135,13 @@ class Frozen(Replaying):
         every = range(len(inputs))
         stand_ins = with_other_numbers(clone_shared_storages(inputs, list(every)))
         self.tape = _Tape(stand_ins)
-        with self.tape:
-            outputs = self.function.rehearse(stand_ins)
+        try:
+            with self.tape:
+                outputs = self.function.rehearse(stand_ins)
+        except NotGraphable as error:
+            self.is_refused = True
+            self.entries[b""].refuse(str(error), 0)
+            return self.function(inputs)
         self.outputs = [self.tape._refer(x) for x in outputs]
         before = clone_shared_storages(inputs, list(every))
         replayed = self.tape.replay(before, self.outputs)

@@ -7,7 +7,8 @@ gives the kernels the number of its call, as an uncaptured call does.
 
 Numbers are followed once one has been seen to move. Those that are zero are not, because PyTorch
 chooses kernels by that; nor are any if code other than PyTorch's mentions the groups, because it may
-compute with the numbers of a recording.
+compute with the numbers of a recording. Code that reads them otherwise shows in a recording, whose
+numbers tell (told_number.py); numbers are not followed any more then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from pygraph import runtime
 from pygraph.callables.host.user_code import mentions
 from pygraph.callables.optimizer_forms import is_of_pytorch, place_of
+from pygraph.callables.told_number import told
 from pygraph.undoing import Undo
 
 _Group = dict[str, Any]
@@ -50,15 +52,17 @@ class FusedNumber:
 
     def values(self) -> list[Any]:
         value = self.group.get(self.key)
-        return list(value) if type(value) is tuple else [value]
+        return list(value) if self.parts > 1 and type(value) is tuple else [value]
 
     def can_be_followed(self) -> bool:
         """Whether what is there now leads to the same kernels."""
         values = self.values()
         return len(values) == self.parts and all(_can_be(self.key, value) for value in values)
 
-    def give(self, numbers: Sequence[float]) -> None:
-        self.group[self.key] = tuple(numbers) if self.key == "betas" else numbers[0]
+    def give(self, numbers: Sequence[float], tell: Callable[[], None]) -> None:
+        """tell: called when Python computes with one of them."""
+        given = tuple(told(number, tell, self.key == _MAY_BE_ZERO) for number in numbers)
+        self.group[self.key] = given if self.key == "betas" else given[0]
 
 
 def _can_be(key: str, value: Any) -> bool:
@@ -100,9 +104,14 @@ def explain(
         optimizer, group, key = place
         if not any(number.group is group and number.key == key for number in followed([optimizer])):
             return False
+    return not are_named(functions)
+
+
+def are_named(functions: Iterable[FunctionType]) -> bool:
+    """Whether one of these functions that is not PyTorch's mentions the groups."""
     codes = (function.__code__ for function in functions)
     others = (code for code in codes if not code.co_filename.startswith(_PYTORCH))
-    return not any(mentions(code, "param_groups") for code in others)
+    return any(mentions(code, "param_groups") for code in others)
 
 
 def names_of(
@@ -120,10 +129,14 @@ def names_of(
 
 
 class FusedNumbers:
-    """The numbers that a graph follows. Thread-safe."""
+    """The numbers that a graph follows. Thread-safe.
+
+    are_read: whether Python has computed with those of a recording, so that a graph would not be right.
+    """
 
     def __init__(self, numbers: list[FusedNumber]) -> None:
         self._numbers = numbers
+        self.are_read = False
         self.count = sum(number.parts for number in numbers)
 
     def can_be_followed(self) -> bool:
@@ -145,5 +158,8 @@ class FusedNumbers:
         undo.append(lambda: [group.update({key: value}) for group, key, value in kept])
         start = 0
         for number in self._numbers:
-            number.give(given[start : start + number.parts])
+            number.give(given[start : start + number.parts], self._note_read)
             start += number.parts
+
+    def _note_read(self) -> None:
+        self.are_read = True

@@ -78,6 +78,7 @@ class Graphed:
         self._device: torch.device | None = None
         # Whether a number of a fused optimizer has moved: graphs follow them then (fused_numbers.py).
         self._follows_numbers = False
+        self._may_follow_numbers = True  # not if its Python has computed with them
 
     def reset(self) -> None:
         """Drops all graphs; the next calls are observed again."""
@@ -163,6 +164,8 @@ class Graphed:
             signal_exceptions.pass_on(error)
             self._refused.refuse(arguments.key, runtime.brief(error), None)
             return self._uncaptured(args, kwargs)
+        if self._follows_numbers and self._reads_numbers(now):
+            return self._fix_numbers(arguments, args, kwargs)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
         for variant in variants.copy():
@@ -170,7 +173,8 @@ class Graphed:
                 continue
             changed = variant.host.changes(now)
             if changed:
-                if not self._follows_numbers and fused_numbers.explain(
+                may_follow = self._may_follow_numbers and not self._follows_numbers
+                if may_follow and fused_numbers.explain(
                     changed, now.found.optimizers, now.found.functions
                 ):
                     return self._follow_numbers(arguments, args, kwargs)
@@ -190,6 +194,16 @@ class Graphed:
     ) -> Any:
         """From this call on. Variants that were observed with fixed numbers do not fit any more."""
         self._follows_numbers = True
+        self._variants.clear()
+        return self._unknown_call(arguments, args, kwargs)
+
+    def _reads_numbers(self, now: HostState) -> bool:
+        variants = [v for of in self._variants.values() for v in of]
+        return any(v.reads_numbers for v in variants) or fused_numbers.are_named(now.found.functions)
+
+    def _fix_numbers(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """From this call on, a number that moves is like any other that the callable reads."""
+        self._follows_numbers = self._may_follow_numbers = False
         self._variants.clear()
         return self._unknown_call(arguments, args, kwargs)
 

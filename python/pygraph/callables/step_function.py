@@ -198,6 +198,8 @@ class StepFunction:
         try:
             outputs = self._run(given)
             self._check_gradients(kept)
+            if around.numbers.are_read:
+                raise NotGraphable("its Python computes with numbers of an optimizer that move")
             return outputs
         except (torch.OutOfMemoryError, NotGraphable):
             raise

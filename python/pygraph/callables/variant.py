@@ -182,9 +182,14 @@ class Variant:
         around = self._around
         if around is None or not around.state.is_valid or not around.rates.are_floats():
             return False
-        if not around.numbers.can_be_followed():
+        if around.numbers.are_read or not around.numbers.can_be_followed():
             return False
         return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether its Python has computed with numbers that a graph was to follow."""
+        return self._around is not None and self._around.numbers.are_read
 
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments overlap each other, or share memory with what the variant uses: a
