@@ -21,7 +21,7 @@ from pygraph.partition.signature import Entry, PartitionInfo
 
 from . import graphed_world
 from .contexts import comparing
-from .frozen_world import _Tape
+from .frozen_world import _Tape, with_other_numbers
 from .graphed_world import Replaying, assert_equal, version
 
 _COMPARED = 4  # the last call that is compared
@@ -48,7 +48,7 @@ class Partition(Replaying):
         self.layouts.clear()
 
     def callable(self, inputs: list[Any]) -> Sequence[Any]:
-        key = tuple((x.shape, x.stride(), x.dtype) for x in inputs)
+        key = tuple(map(_layout_of, inputs))
         layout = self.layouts.setdefault(key, _Layout())
         layout.calls += 1
         self.calls += 1
@@ -77,7 +77,7 @@ class Partition(Replaying):
         held = self._held_after(lambda: self.function.rehearse(stand_ins))
         if held:
             raise RuntimeError(f"{held[0]} keeps memory that it allocates in a recording")
-        stand_ins = _clones(inputs)
+        stand_ins = with_other_numbers(_clones(inputs))
         tape = _Tape(stand_ins)
         with tape:
             outputs = self.function.rehearse(stand_ins)
@@ -109,6 +109,12 @@ def _replay(layout: _Layout, inputs: list[Any]) -> list[Any]:
     found = layout.tape.replay(inputs, layout.outputs)
     known = {id(x): x.data for x in found if isinstance(x, torch.Tensor)}
     return [known.get(id(x), x) for x in found]
+
+
+def _layout_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):  # a number that is followed
+        return type(value)
+    return value.shape, value.stride(), value.dtype
 
 
 def _clones(inputs: list[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ after a run shows that the callable keeps its argument; it does not keep the arg
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,14 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
 def is_held(memory: torch.Tensor) -> bool:
     """Whether anything but this tensor, and the Python object that is made here, has its storage."""
     return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)
+
+
+def users_of(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """How many have each tensor, and its storage."""
+    return [
+        (sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+        for tensor in tensors
+    ]
 
 
 def moved_onto(

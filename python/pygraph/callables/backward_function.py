@@ -21,6 +21,7 @@ from pygraph.callables import kept_graph
 from pygraph.callables.host.host_state import random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.kept_graph import Structure
+from pygraph.callables.rates import without_rates
 from pygraph.callables.saved_tensors import ARGUMENT, IN_ARGUMENT, IN_STATE, MADE, STATE
 from pygraph.callables.surroundings import Surroundings
 from pygraph.options import Options
@@ -103,10 +104,15 @@ class BackwardFunction:
         every, positions = self._around.state.tensors(), self.state_positions
         runtime.begin_capturing(undo)
         undo.append(self._around.host.now().restore_if_changed)
+        read: list[bool] = []
+        without_rates(self._around.followed, lambda: read.append(True), undo)
         own = [every[i] for i in self._state]
         exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
         undo.append(exchange.undo)
-        return self._run(given)
+        outputs = self._run(given)
+        if read:
+            raise RuntimeError("its backward reads a learning rate, which graphs follow in the forward")
+        return outputs
 
     def _run(self, given: list[Any]) -> tuple[Any, ...]:
         made, positions = self._structure.made, self.state_positions

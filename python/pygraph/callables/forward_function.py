@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime
 from pygraph.callables import kept_graph
-from pygraph.callables.argument_aliases import alias_of, is_held, moved_onto
+from pygraph.callables.argument_aliases import alias_of, is_held, moved_onto, users_of
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.graphed_gradient import Made, with_gradient
 from pygraph.callables.inference_results import as_observed
@@ -117,6 +117,9 @@ class ForwardFunction(StepFunction):
         aliases = [alias_of(tensor) for tensor in arguments]
         memory = [runtime.engine().flat_tensor(alias) for alias in aliases]
         saved, ends = SavedTensors(), self._ends(aliases, aliases)
+        numbers = len(given) - self._around.numbers.count
+        rates = given[numbers - len(self._around.followed) : numbers]
+        users = users_of(rates)
         fresh = runtime.engine().FreshAccumulators(self._parameters)
         try:
             leaves, spec = pytree.tree_flatten(undoing(functools.partial(self._save, aliases, saved)))
@@ -126,7 +129,8 @@ class ForwardFunction(StepFunction):
         finally:
             fresh.undo()
         del aliases, leaves, saved
-        if any(is_held(flat) for flat in memory):
+        keeps_rates = self.structures[key].python and users_of(rates) != users
+        if keeps_rates or any(is_held(flat) for flat in memory):
             self.structures.pop(key, None)
             raise NotGraphable("it keeps a tensor for its backward beside what autograd saves")
         return outputs
@@ -171,6 +175,8 @@ class ForwardFunction(StepFunction):
         found = take_out(handles, arguments, self.state_tensors, owners, device, known)
         structure = kept_graph.survey(leaves, ends, found)
         structure.python |= saved.recomputes
+        if structure.python:
+            self._around.numbers.note_python_in_backward()
         if before is not None and before != structure:
             raise NotGraphable(_OTHER)
         if before is None:

@@ -25,7 +25,7 @@ import torch
 from pygraph import runtime
 from pygraph.callables.host.user_code import mentions
 from pygraph.callables.optimizer_forms import is_of_pytorch, place_of
-from pygraph.callables.told_number import told
+from pygraph.callables.told_number import AbsentNumber, told
 from pygraph.undoing import Undo
 
 _Group = dict[str, Any]
@@ -59,9 +59,12 @@ class FusedNumber:
         values = self.values()
         return len(values) == self.parts and all(_can_be(self.key, value) for value in values)
 
-    def give(self, numbers: Sequence[float], tell: Callable[[], None]) -> None:
+    def give(self, numbers: Sequence[float], tell: Callable[[], None], may_be_used: bool) -> None:
         """tell: called when Python computes with one of them."""
-        given = tuple(told(number, tell, self.key == _MAY_BE_ZERO) for number in numbers)
+        given: tuple[Any, ...] = tuple(
+            told(number, tell, self.key == _MAY_BE_ZERO) if may_be_used else AbsentNumber(tell)
+            for number in numbers
+        )
         self.group[self.key] = given if self.key == "betas" else given[0]
 
 
@@ -134,8 +137,10 @@ class FusedNumbers:
     are_read: whether Python has computed with those of a recording, so that a graph would not be right.
     """
 
-    def __init__(self, numbers: list[FusedNumber]) -> None:
+    def __init__(self, numbers: list[FusedNumber], may_be_used: bool) -> None:
+        """may_be_used: whether the callable may use them at all (told_number.py)."""
         self._numbers = numbers
+        self._may_be_used = may_be_used
         self.are_read = False
         self.count = sum(number.parts for number in numbers)
 
@@ -158,8 +163,16 @@ class FusedNumbers:
         undo.append(lambda: [group.update({key: value}) for group, key, value in kept])
         start = 0
         for number in self._numbers:
-            number.give(given[start : start + number.parts], self._note_read)
+            number.give(given[start : start + number.parts], self.note_read, self._may_be_used)
             start += number.parts
 
-    def _note_read(self) -> None:
+    def note_read(self) -> None:
         self.are_read = True
+
+    def note_failure(self) -> None:
+        """Of a recording: perhaps because numbers that may not be used are none."""
+        self.are_read |= bool(self._numbers) and not self._may_be_used
+
+    def note_python_in_backward(self) -> None:
+        """It may have kept a number, or read one."""
+        self.are_read |= bool(self._numbers)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pygraph.callables import rate_probe
+from pygraph.callables.told_number import AbsentNumber
 from pygraph.undoing import Undo, release, undoing
 
 _Group = dict[str, Any]
@@ -116,6 +117,14 @@ def begin_recording(
         group["capturable"] = True
     for rated, rate in zip(groups, given, strict=True):
         rated.group["lr"] = rate
+
+
+def without_rates(groups: Sequence[Rated], tell: Callable[[], None], undo: Undo) -> None:
+    """For the recording of a backward, which is given no rates. tell: called when Python uses one."""
+    kept = [(rated.group, rated.group["lr"]) for rated in groups]
+    undo.append(lambda: [group.update({"lr": rate}) for group, rate in kept])
+    for group, _ in kept:
+        group["lr"] = AbsentNumber(tell)
 
 
 def with_tensors(groups: Sequence[Rated], device: torch.device | None, call: Callable[[], Any]) -> Any:

@@ -204,6 +204,7 @@ class StepFunction:
         except (torch.OutOfMemoryError, NotGraphable):
             raise
         except Exception as error:
+            around.numbers.note_failure()
             line = line_of(error)
             if not line:
                 raise

@@ -1,7 +1,10 @@
-"""A number of a recording that tells if Python computes with it, or chooses by it.
+"""Numbers of a recording that tell if Python computes with them, or chooses by them.
 
 PyTorch's fused steps only compare numbers with zero, and pass them to kernels, which take their value
 as that of any float. What else Python does with one holds for the recording alone.
+
+The graph that autograd makes may keep a number for the backward, which would be the recording's. So the
+recording of a callable that gradients flow through is given no numbers, but what cannot be used as one.
 """
 
 from __future__ import annotations
@@ -50,5 +53,36 @@ def _telling(name: str) -> Callable[..., Any]:
     return method
 
 
+class AbsentNumber:
+    """In place of a number that is not to be used."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    @property
+    def __class__(self) -> type:
+        """Also what ``isinstance`` asks for."""
+        self._tell()
+        return float
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("the class of a number is fixed")
+
+    def __getattr__(self, name: str) -> Any:
+        self._tell()
+        raise AttributeError(name)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(self: AbsentNumber, *others: Any) -> Any:
+        self._tell()
+        raise TypeError("this number of an optimizer may not be used here")
+
+    return method
+
+
 for _name in (*_COMPARISONS, *_OTHERS):
     setattr(ToldNumber, _name, _telling(_name))
+    if _name[:2] == "__":
+        setattr(AbsentNumber, _name, _refusing(_name))

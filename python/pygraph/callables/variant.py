@@ -134,7 +134,7 @@ class Variant:
             seen.gradients,
             rated,
             fused_groups(optimizers),
-            FusedNumbers(numbers),
+            FusedNumbers(numbers, may_be_used=not seen.form.is_differentiable),
             device,
         )
         addresses = {address_of(tensor) for tensor in written}
