@@ -157,14 +157,23 @@ class FusedNumbers:
         pairs = zip(self._numbers, others, strict=False)
         return len(self._numbers) == len(others) and all(a.is_same(b) for a, b in pairs)
 
-    def begin_recording(self, given: Sequence[float], undo: Undo) -> None:
-        """Puts other numbers in their places."""
+    def begin_recording(self, given: Sequence[float], undo: Undo) -> Callable[[], bool]:
+        """Puts other numbers in their places. Returns what tells whether a graph would be right, after
+        the callable has run: Python has neither computed with them nor put others there."""
         kept = [(number.group, number.key, number.group[number.key]) for number in self._numbers]
         undo.append(lambda: [group.update({key: value}) for group, key, value in kept])
         start = 0
         for number in self._numbers:
             number.give(given[start : start + number.parts], self.note_read, self._may_be_used)
             start += number.parts
+        put = [number.group[number.key] for number in self._numbers]
+
+        def are_left_alone() -> bool:
+            now = [number.group.get(number.key) for number in self._numbers]
+            self.are_read |= any(a is not b for a, b in zip(put, now, strict=True))
+            return not self.are_read
+
+        return are_left_alone
 
     def note_read(self) -> None:
         self.are_read = True

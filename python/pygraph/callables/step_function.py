@@ -190,7 +190,7 @@ class StepFunction:
         undo.append(functools.partial(around.put_back, kept))
         numbers = end + len(around.followed)
         begin_recording(around.fused, around.followed, given[end:numbers], undo)
-        around.numbers.begin_recording(given[numbers:], undo)
+        are_left_alone = around.numbers.begin_recording(given[numbers:], undo)
         exchange = runtime.engine().StorageExchange(own, given[first:end])
         undo.append(exchange.undo)
         undo.append(torch.clear_autocast_cache)
@@ -198,8 +198,8 @@ class StepFunction:
         try:
             outputs = self._run(given)
             self._check_gradients(kept)
-            if around.numbers.are_read:
-                raise NotGraphable("its Python computes with numbers of an optimizer that move")
+            if not are_left_alone():
+                raise NotGraphable("its Python reads or sets numbers of an optimizer that move")
             return outputs
         except (torch.OutOfMemoryError, NotGraphable):
             raise
