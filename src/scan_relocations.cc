@@ -161,9 +161,10 @@ class Scan {
 
   // PyTorch's own operators give kernels no counters, no differences of addresses, and no other
   // numbers that differ from launch to launch: a word that differs is an address, or padding. In
-  // other kernels it may be a number that the kernel uses.
+  // other kernels it may be a number that the kernel uses. The operators may be called by others:
+  // by custom ones, or by what torch.compile reports ("Torch-Compiled Region", CompiledFunction).
   bool launched_by_pytorch() const {
-    const Operator* op = b_.operator_of(node_b());
+    const Operator* op = b_.launcher_of(node_b());
     return op != nullptr && !op->is_foreign;
   }
 

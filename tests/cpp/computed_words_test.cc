@@ -33,6 +33,7 @@ class ComputedWordsTest : public DeviceTest {
     spaces = {recordings.space_a->range(), recordings.space_b->range()};
     recordings.first.operators[0].is_foreign = is_foreign;
     recordings.second.operators[0].is_foreign = is_foreign;
+    recordings.second.inner_operators = inner;
     try {
       const LinkedGraph linked = recordings.link(driver);
       return std::to_string(linked.noise_words) + " noise, " +
@@ -59,6 +60,7 @@ class ComputedWordsTest : public DeviceTest {
   }
   std::array<Range, 2> spaces;  // of the recordings
   bool is_foreign = false;      // whether the operator is not PyTorch's own
+  std::vector<Operator> inner;  // of PyTorch's own, that it calls
 };
 
 TEST_F(ComputedWordsTest, DifferencesOfAddresses) {
@@ -120,6 +122,19 @@ TEST_F(ComputedWordsTest, OnlyPyTorchsOwnParametersMayHoldGarbage) {
   is_foreign = true;
   expect_refused(as_parameter([](auto in) { return in[2] - in[0]; }));
   expect_refused(as_parameter([&](auto) { return ++counter; }));
+}
+
+// As cuBLAS's kernels have, in a region that torch.compile has compiled.
+TEST_F(ComputedWordsTest, OperatorsThatOthersCallMayAsWell) {
+  uint64_t counter = 0;
+  const auto count = [&](auto) { return ++counter; };
+  is_foreign = true;
+  inner = {{.name = "aten::addmm", .last = 1}};
+  EXPECT_EQ(as_parameter(count), "1 noise, 0 unexplained");
+  inner.front().is_foreign = true;  // it calls a custom one
+  expect_refused(as_parameter(count));
+  inner = {{.name = "aten::addmm", .first = 1, .last = 2}};  // of another kernel
+  expect_refused(as_parameter(count));
 }
 
 TEST_F(ComputedWordsTest, NumbersBehindTheLastWholeWordAreCompared) {

@@ -244,6 +244,27 @@ def test_a_compiled_model_inside_is_absorbed() -> None:
     assert rows, pygraph.stats()
 
 
+def test_a_compiled_model_whose_product_is_split_has_a_graph() -> None:
+    """ResNet-50's last layer: cuBLAS splits it along its inner dimension, and the kernel that adds the
+    parts up has padding among its parameters."""
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2048, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    compiled: Any = torch.compile(model, dynamic=False)
+
+    @pygraph.graph
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = compiled(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for _ in range(14):
+        step(randn(16, 2048))
+    assert any(row.name == "step" for row in captured()), pygraph.stats()
+
+
 @pytest.mark.parametrize(
     "module", [lambda: torch.nn.LSTM(16, 16, 2), lambda: torch.nn.TransformerEncoderLayer(16, 2, 32)]
 )

@@ -24,7 +24,7 @@ _ROOT = Path(pygraph.__file__).parent
 # From the ground up; names on one floor do not import each other.
 _FLOORS = (
     ("_engine", "_version", "source_digest", "stored"),
-    ("dynamo_program", "launch", "default_backend", "undoing"),
+    ("dynamo_program", "launch", "default_backend", "undoing", "signal_exceptions"),
     ("engine",),
     ("runtime",),
     ("observations", "operators", "gpu", "torch_patches"),
