@@ -8,6 +8,7 @@ never two on one GPU, because compilers would slow down the Python code that is 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 import queue
@@ -58,11 +59,13 @@ def run_lanes(
     timeout: float,
     at_a_time: int,
     report: Callable[[str, Outcome], None],
+    until: float = math.inf,
 ) -> None:
     """Runs every command, given its token, on one of the GPUs, and reports each as it ends.
 
     The first ones start first: the longest should. timeout: seconds for compilation, and again for
-    timing. at_a_time: how many are timed together.
+    timing. at_a_time: how many are timed together. until: when nothing compiles any more, on the clock
+    of ``time.monotonic``: what has compiled is timed then, other commands are ended or not started.
     """
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for key in commands:
@@ -82,14 +85,14 @@ def run_lanes(
             return _Job(key, gpu, token, process, time.monotonic())
 
         def lane(gpu: str) -> None:
-            while True:
+            while time.monotonic() < until:
                 try:
                     job = start(waiting.get_nowait(), gpu)
                 except queue.Empty:
                     return
                 jobs.append(job)
                 while not (job.is_ready or job.is_over):
-                    if time.monotonic() - job.started > timeout:
+                    if time.monotonic() > min(job.started + timeout, until):
                         job.stop()
                     time.sleep(_POLL_SECONDS)
 

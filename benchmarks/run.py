@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 import platform
 import subprocess
@@ -120,6 +121,7 @@ def _run_on_several(
     due: Sequence[AnyWorkload],
     variants: Mapping[str, Sequence[str]],
     keep: _Keep,
+    until: float,
 ) -> None:
     by_key = {workload.key: workload for workload in due}
 
@@ -132,6 +134,7 @@ def _run_on_several(
         timeout=options.timeout,
         at_a_time=max(1, len(options.gpus) // 2),
         report=lambda key, outcome: keep(by_key[key], outcome),
+        until=until,
     )
 
 
@@ -142,12 +145,16 @@ def _run_all(
     collected: Collected,
     keep: _Keep,
 ) -> None:
-    """Until no variant is left that a process that ended early did not come to."""
-    while due:
+    """Until no variant is left that a process that ended early did not come to, or the time is over."""
+    until = time.monotonic() + 60 * options.minutes
+    while due and time.monotonic() < until:
         if options.gpus:
             for part in parts(due, document, options.together or max(1, len(due))):
-                _run_on_several(options, longest_first(part, document), collected.left.copy(), keep)
+                ordered = longest_first(part, document)
+                _run_on_several(options, ordered, collected.left.copy(), keep, until)
         for workload in [] if options.gpus else due:
+            if time.monotonic() > until:
+                break
             command = _command(options, workload, collected.left[workload.key])
             keep(workload, _run_worker(command, options.timeout))
         due = [workload for workload in due if collected.left[workload.key]]
@@ -162,6 +169,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: steps alone")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per workload")
     parser.add_argument("--gpus", nargs="+", metavar="N", help="spread the workloads over these GPUs")
+    minutes = "stop compiling after so many: time what has compiled, leave the rest to --resume"
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=minutes)
     parser.add_argument("--together", type=int, metavar="N", help="with --gpus: time after every N")
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured")
     parser.add_argument("--html", action="store_true", help="write figures and a page (matplotlib)")

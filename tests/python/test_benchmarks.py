@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -273,6 +274,36 @@ time.sleep(0.3)
 note("ends")
 print("ROW", key)
 """
+
+
+def test_what_has_compiled_when_the_time_is_over_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[Path] = []  # of the first one
+
+    def monotonic() -> float:
+        return 1000.0 if ready and ready[0].exists() else 0.0
+
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+
+    def command(key: str) -> Callable[[str], list[str]]:
+        def start(token: str) -> list[str]:
+            if key == "a":
+                ready.append(Path(token).with_suffix(".ready"))
+            return [sys.executable, "-c", _WORKER, key, token, str(tmp_path)]
+
+        return start
+
+    outcomes: dict[str, lanes.Outcome] = {}
+    lanes.run_lanes(
+        {key: command(key) for key in ("a", "stuck", "later")},
+        ["0", "1"],
+        timeout=math.inf,
+        at_a_time=1,
+        report=outcomes.__setitem__,
+        until=500.0,
+    )
+    assert {key: outcome.status for key, outcome in outcomes.items()} == {"a": 0, "stuck": None}
 
 
 class _Clock:
