@@ -62,6 +62,14 @@ def reader(held: Any, key: str) -> Callable[[], Any]:
     return lambda: held[0][0][0][0][0][0][key]
 
 
+def set_in_the_backward(y: torch.Tensor, read: Any) -> torch.Tensor:
+    def set_to_a_number() -> float:
+        read.__closure__[0].cell_contents[0][0][0][0][0][0]["lr"] = 0.25
+        return 1.0
+
+    return Scaled.apply(y, set_to_a_number)  # type: ignore[no-any-return]
+
+
 def train(way: Any, key: str, optimizer: Any, moves: range, graphs: bool) -> list[torch.Tensor]:
     """moves: steps in which the number moves."""
     torch.manual_seed(0)
@@ -106,7 +114,9 @@ def test_a_gradient_has_the_momentum_of_its_call(partitions: Any, way: Any, move
 
 
 @pytest.mark.parametrize("moves", _MOVES)
-@pytest.mark.parametrize("way", [unused, kept_for_the_backward, read_in_the_backward])
+@pytest.mark.parametrize(
+    "way", [unused, kept_for_the_backward, read_in_the_backward, set_in_the_backward]
+)
 def test_a_gradient_has_the_rate_of_its_call(partitions: Any, way: Any, moves: range) -> None:
     assert_same(train(way, "lr", adam, moves, True), train(way, "lr", adam, moves, False))
     assert way is not unused or replays(partitions) > 20, pygraph.stats()

@@ -105,13 +105,16 @@ class BackwardFunction:
         runtime.begin_capturing(undo)
         undo.append(self._around.host.now().restore_if_changed)
         read: list[bool] = []
-        without_rates(self._around.followed, lambda: read.append(True), undo)
+        tell = lambda: read.append(True)  # noqa: E731
+        are_left_alone = without_rates(self._around.followed, tell, undo)
         own = [every[i] for i in self._state]
         exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
         undo.append(exchange.undo)
         outputs = self._run(given)
-        if read:
-            raise RuntimeError("its backward reads a learning rate, which graphs follow in the forward")
+        if read or not are_left_alone():
+            raise RuntimeError(
+                "its backward reads or sets a learning rate, which graphs follow in the forward"
+            )
         return outputs
 
     def _run(self, given: list[Any]) -> tuple[Any, ...]:

@@ -91,6 +91,7 @@ class Rates:
         self._device = device
         self._values: list[float] = []
         self._tensors: list[torch.Tensor] = []
+        self._set: list[tuple[_Group, Any]] = []  # those that the callable sets itself, and to what
 
     def tensors(self) -> list[torch.Tensor]:
         """The rates as they are now. One that has moved gets new memory, because launches that are
@@ -101,9 +102,16 @@ class Rates:
             self._values = values
         return list(self._tensors)
 
-    def are_floats(self) -> bool:
-        """Whether the program has not put something else there."""
-        return all(rated.is_float for rated in self._groups)
+    def note_set(self, given: Sequence[torch.Tensor]) -> None:
+        """After the callable has run in a recording, with these rates: it may have set others."""
+        pairs = [(rated.group, rated.group.get("lr")) for rated in self._groups]
+        self._set = [of for of, rate in zip(pairs, given, strict=True) if of[1] is not rate]
+
+    def can_be_followed(self) -> bool:
+        """Whether the program has not put something else there; and whether those that the callable
+        sets are so already, because a replay does not set them."""
+        are_set = all(type(rate) is float and group["lr"] == rate for group, rate in self._set)
+        return are_set and all(rated.is_float for rated in self._groups)
 
 
 def begin_recording(
@@ -119,12 +127,15 @@ def begin_recording(
         rated.group["lr"] = rate
 
 
-def without_rates(groups: Sequence[Rated], tell: Callable[[], None], undo: Undo) -> None:
-    """For the recording of a backward, which is given no rates. tell: called when Python uses one."""
+def without_rates(groups: Sequence[Rated], tell: Callable[[], None], undo: Undo) -> Callable[[], bool]:
+    """For the recording of a backward, which is given no rates. tell: called when Python uses one.
+    Returns what tells whether Python has put no others there."""
     kept = [(rated.group, rated.group["lr"]) for rated in groups]
     undo.append(lambda: [group.update({"lr": rate}) for group, rate in kept])
-    for group, _ in kept:
-        group["lr"] = AbsentNumber(tell)
+    put = [AbsentNumber(tell) for _ in kept]
+    for (group, _), absent in zip(kept, put, strict=True):
+        group["lr"] = absent
+    return lambda: all(of[0].get("lr") is absent for of, absent in zip(kept, put, strict=True))
 
 
 def with_tensors(groups: Sequence[Rated], device: torch.device | None, call: Callable[[], Any]) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
@@ -198,13 +198,15 @@ class StepFunction:
         try:
             outputs = self._run(given)
             self._check_gradients(kept)
+            around.rates.note_set(given[end:numbers])
             if not are_left_alone():
                 raise NotGraphable("its Python reads or sets numbers of an optimizer that move")
             return outputs
         except (torch.OutOfMemoryError, NotGraphable):
             raise
         except Exception as error:
-            around.numbers.note_failure()
+            if signal_exceptions.raised_by_handler(error) is None:
+                around.numbers.note_failure()
             line = line_of(error)
             if not line:
                 raise

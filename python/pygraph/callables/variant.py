@@ -180,7 +180,7 @@ class Variant:
         """Whether a graph of this variant would compute what the callable computes now, as far as
         memory, rates and gradients are concerned."""
         around = self._around
-        if around is None or not around.state.is_valid or not around.rates.are_floats():
+        if around is None or not around.state.is_valid or not around.rates.can_be_followed():
             return False
         if around.numbers.are_read or not around.numbers.can_be_followed():
             return False

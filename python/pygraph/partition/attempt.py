@@ -84,11 +84,13 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
             raised=not isinstance(error, runtime.engine().NotRelocatable),
             is_transient=isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw)),
         )
+    if raised is not None:
+        raised.__traceback__ = None
     # From here the error is gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
     if raised is not None:
-        raise raised.with_traceback(None)
+        signal_exceptions.raise_without_frames(raised)
     return failed
 
 

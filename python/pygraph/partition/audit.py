@@ -126,7 +126,7 @@ class _Audit:
         try:
             outputs = undoing(self._compared_call)
         except BaseException as error:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not signal_exceptions.raised_by_handler(error):
                 self._skip(error)
             replay.forget()
             raise

@@ -1,0 +1,129 @@
+"""Exceptions of signals' handlers that others have replaced or raised again, and those that the program
+was handling before (pygraph/signal_exceptions.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from pygraph import runtime, signal_exceptions
+from pygraph.gpu import allocator
+from pygraph.partition import attempt
+from pygraph.partition.attempt import record_and_link
+from pygraph.record import stream_capture
+
+
+class _Late(Exception):
+    pass
+
+
+def _handler(number: int, frame: Any) -> NoReturn:
+    raise _Late
+
+
+def _handler_once(number: int, frame: Any) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    raise _Late
+
+
+class _Object:
+    def __call__(self, more: str, number: int, frame: Any) -> NoReturn:
+        raise _Late(more)
+
+
+@pytest.fixture
+def installed() -> Iterator[Callable[[Any], Any]]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def _signal() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def _fail() -> NoReturn:
+    raise RuntimeError("of PyGraph's own")
+
+
+def _dropping(do: Callable[[], Any]) -> None:
+    """As PyGraph calls what may fail."""
+    try:
+        do()
+    except Exception as error:
+        signal_exceptions.pass_on(error)
+
+
+def _dropping_harmless(do: Callable[[], Any]) -> None:
+    with runtime.harmless("testing"):
+        do()
+
+
+@pytest.mark.parametrize("handler", [_handler_once, functools.partial(_Object(), "late")])
+def test_other_handlers(installed: Any, handler: Any) -> None:
+    installed(handler)
+    with pytest.raises(_Late):
+        _dropping(_signal)
+
+
+def test_one_that_is_replaced_is_passed_on(installed: Any) -> None:
+    def end() -> None:
+        try:
+            _signal()
+        finally:
+            _fail()
+
+    installed(_handler)
+    with pytest.raises(_Late):
+        _dropping(end)
+    with pytest.raises(_Late):
+        _dropping_harmless(end)
+
+
+def test_one_that_the_program_handles_is_not_raised_again(installed: Any) -> None:
+    installed(_handler)
+    try:
+        _signal()
+    except _Late:
+        _dropping(_fail)
+        _dropping_harmless(_fail)
+
+
+def test_one_that_came_while_it_recorded_is_known_to_callers(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(_handler)
+    memory: list[weakref.ref[_Object]] = []
+
+    def record(request: Any) -> None:
+        own = _Object()
+        memory.append(weakref.ref(own))
+        _signal()
+
+    def check_abandoned() -> None:  # it keeps for good what is in use
+        assert memory[-1]() is None
+
+    monkeypatch.setattr(stream_capture, "check_abandoned", check_abandoned)
+    monkeypatch.setattr(allocator, "give_back_all", lambda: None)
+    monkeypatch.setattr(attempt.recorder, "record", record)
+    monkeypatch.setattr(attempt.recorder, "Request", lambda **values: None)
+    monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(NotRelocatable=ValueError))
+    call: Any = SimpleNamespace(
+        info=SimpleNamespace(is_backward=False, saved=(), saved_from=None, device=0, name="f"),
+        effects=SimpleNamespace(draws=[]),
+        options=SimpleNamespace(record_capacity_gib=1, lanes=1, verify=True),
+        function=None,
+        args=[],
+        may_donate=False,
+    )
+    with pytest.raises(_Late):
+        _dropping(lambda: record_and_link(call, set()))
+    with contextlib.suppress(_Late):
+        record_and_link(call, set())
