@@ -105,7 +105,7 @@ class Rates:
     def note_set(self, given: Sequence[torch.Tensor]) -> None:
         """After the callable has run in a recording, with these rates: it may have set others."""
         pairs = [(rated.group, rated.group.get("lr")) for rated in self._groups]
-        self._set = [of for of, rate in zip(pairs, given, strict=True) if of[1] is not rate]
+        self._set = [of for of in pairs if all(of[1] is not rate for rate in given)]
 
     def can_be_followed(self) -> bool:
         """Whether the program has not put something else there; and whether those that the callable
@@ -132,10 +132,10 @@ def without_rates(groups: Sequence[Rated], tell: Callable[[], None], undo: Undo)
     Returns what tells whether Python has put no others there."""
     kept = [(rated.group, rated.group["lr"]) for rated in groups]
     undo.append(lambda: [group.update({"lr": rate}) for group, rate in kept])
-    put = [AbsentNumber(tell) for _ in kept]
-    for (group, _), absent in zip(kept, put, strict=True):
+    absent = AbsentNumber(tell)
+    for group, _ in kept:
         group["lr"] = absent
-    return lambda: all(of[0].get("lr") is absent for of, absent in zip(kept, put, strict=True))
+    return lambda: all(group.get("lr") is absent for group, _ in kept)
 
 
 def with_tensors(groups: Sequence[Rated], device: torch.device | None, call: Callable[[], Any]) -> Any:
