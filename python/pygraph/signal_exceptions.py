@@ -23,8 +23,8 @@ def pass_on(error: Exception) -> None:
 
 
 def raised_by_handler(error: BaseException) -> BaseException | None:
-    """The error, or the one that caused it or came before it, that the handler of a signal has raised.
-    None for any other error."""
+    """The error, or the one that caused it (``raise ... from``), if a signal's handler has raised it.
+    None for any other error: one that the program was handling before is not looked at."""
     if threading.current_thread() is not threading.main_thread():
         return None  # handlers run there
     codes = _codes_of_handlers()
@@ -34,7 +34,7 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
         met.add(id(found))
         if any(frame.f_code in codes for frame, _ in traceback.walk_tb(found.__traceback__)):
             return found
-        found = found.__cause__ or found.__context__
+        found = found.__cause__
     return None
 
 
