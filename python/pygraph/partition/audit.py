@@ -126,7 +126,8 @@ class _Audit:
         try:
             outputs = undoing(self._compared_call)
         except BaseException as error:
-            if isinstance(error, Exception) and not signal_exceptions.raised_by_handler(error):
+            is_interrupt = signal_exceptions.raised_by_handler(error) is not None
+            if isinstance(error, Exception) and not is_interrupt:
                 self._skip(error)
             replay.forget()
             raise
