@@ -128,12 +128,18 @@ def _run_on_several(
     def command_of(workload: AnyWorkload) -> Callable[[str], list[str]]:
         return lambda token: _command(options, workload, variants[workload.key], token)
 
+    def report(key: str, outcome: Outcome) -> None:
+        if outcome.status is None and time.monotonic() > until:
+            print(f"  {key}: left to another run")
+        else:
+            keep(by_key[key], outcome)
+
     run_lanes(
         {key: command_of(workload) for key, workload in by_key.items()},
         options.gpus,
         timeout=options.timeout,
         at_a_time=max(1, len(options.gpus) // 2),
-        report=lambda key, outcome: keep(by_key[key], outcome),
+        report=report,
         until=until,
     )
 
