@@ -87,4 +87,4 @@ def _is_called_as_handler(frame: FrameType) -> bool:
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     given = [frame.f_locals.get(name) for name in names] if len(names) > 1 else []
     pairs = itertools.pairwise(given)
-    return any(isinstance(a, int) and b is not None and b is frame.f_back for a, b in pairs)
+    return any(type(a) is int and b is not None and b is frame.f_back for a, b in pairs)
