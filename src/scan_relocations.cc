@@ -17,6 +17,10 @@
 //
 // A constant that is an address must belong to memory that stays valid (constants.h).
 //
+// PyTorch keeps seed and offset of a generator in memory of its own: until release 2.12 in the same
+// one for all captures, since then in memory of each capture. Their addresses, which are known
+// (Recording::random), become relocations in any case.
+//
 // A word that differs and belongs to no symbol is refused if it is certainly used: if it is the
 // address of a copy or fill, or a parameter of its own, unless one of PyTorch's own operators
 // launched the kernel. (Those have functors of 8 bytes and less, part of which is padding.) If the
@@ -99,7 +103,8 @@ void check_closed(const Recording& a, const LinkedGraph& linked, uint32_t left_a
           linked.relocations[next].offset == offset) {
         const Relocation& relocation = linked.relocations[next++];
         const Symbol& symbol = linked.symbols[relocation.symbol];
-        if (symbol.kind != SymbolKind::kRandom) word = symbol.address_a + relocation.addend;
+        if (symbol.kind == SymbolKind::kRandom) continue;  // it has no address
+        word = symbol.address_a + relocation.addend;
       }
       if (word != a.nodes[n].word_at(offset)) ++unexplained;
     }
@@ -141,7 +146,6 @@ class Scan {
     const size_t relocations_before = linked_.relocations.size();
     has_leftover_ = false;
     noise_.clear();
-    random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
     may_hold_garbage_ = node_b().kind == NodeKind::kKernel && launched_by_pytorch();
     if (!may_hold_garbage_ && have_other_numbers(node_a(), node_b(), layout_)) refuse(kDiffers);
@@ -161,11 +165,12 @@ class Scan {
 
   // PyTorch's own operators give kernels no counters, no differences of addresses, and no other
   // numbers that differ from launch to launch: a word that differs is an address, or padding. In
-  // other kernels it may be a number that the kernel uses. The operators may be called by others:
-  // by custom ones, or by what torch.compile reports ("Torch-Compiled Region", CompiledFunction).
+  // other kernels it may be a number that the kernel uses. A custom operator may give such numbers
+  // to PyTorch's own; what torch.compile reports ("Torch-Compiled Region", CompiledFunction) does
+  // not.
   bool launched_by_pytorch() const {
     const Operator* op = b_.launcher_of(node_b());
-    return op != nullptr && !op->is_foreign;
+    return op != nullptr && !op->is_foreign && !op->is_custom_ones;
   }
 
   bool is_device_address(uint64_t word) const {
@@ -200,8 +205,10 @@ class Scan {
       if (word_a != word_b) ++linked_.noise_words;
       return;
     }
-    if (word_a == word_b) {
-      scan_equal_word(offset, word_b, use);
+    if (const auto state = resolve_random(a_, b_, first_random_, word_a, word_b)) {
+      linked_.relocations.push_back({index_, offset, state->symbol, state->addend});
+    } else if (word_a == word_b) {
+      judge_constant(word_b, use);
     } else if (const auto found = explain(word_a, word_b, use)) {
       linked_.relocations.push_back({index_, offset, found->symbol, found->addend});
     } else if (use == WordUse::kUsed && !may_hold_garbage_) {
@@ -230,17 +237,6 @@ class Scan {
     }
     if (end || freed) return end ? end : freed;
     return by(Match::kFreed);
-  }
-
-  void scan_equal_word(uint32_t offset, uint64_t word, WordUse use) {
-    if (offset < random_until_) return;
-    if (const auto state = find_random_state(b_, node_b(), offset)) {
-      linked_.relocations.push_back({index_, offset, first_random_ + *state, 0});
-      linked_.relocations.push_back({index_, offset + 8, first_random_ + *state, 8});
-      random_until_ = offset + static_cast<uint32_t>(kRandomStateSize);
-      return;
-    }
-    judge_constant(word, use);
   }
 
   void judge_constant(uint64_t word, WordUse use) {
@@ -339,7 +335,6 @@ class Scan {
   // Of the current node.
   uint32_t index_ = 0;
   bool has_leftover_ = false;
-  uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;
   bool may_hold_garbage_ = false;  // in its short parameters

@@ -67,13 +67,16 @@ std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
   return symbols;
 }
 
-std::optional<uint32_t> find_random_state(const Recording& recording, const Node& node,
-                                          uint32_t offset) {
-  if (node.kind != NodeKind::kKernel || offset + kRandomStateSize > node.image.size()) return {};
-  for (uint32_t i = 0; i < recording.random.size(); ++i) {
-    if (node.word_at(offset) == recording.random[i].seed_address &&
-        node.word_at(offset + 8) == recording.random[i].offset_address) {
-      return i;
+std::optional<Resolved> resolve_random(const Recording& a, const Recording& b,
+                                       uint32_t first_random, uint64_t word_a, uint64_t word_b) {
+  for (uint32_t i = 0; i < b.random.size(); ++i) {
+    const RandomState& in_a = a.random[i];
+    const RandomState& in_b = b.random[i];
+    if (word_a == in_a.seed_address && word_b == in_b.seed_address) {
+      return Resolved{first_random + i, 0};
+    }
+    if (word_a == in_a.offset_address && word_b == in_b.offset_address) {
+      return Resolved{first_random + i, kRandomStateSize / 2};
     }
   }
   return {};

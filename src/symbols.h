@@ -28,8 +28,9 @@ struct Resolved {
 std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
                                 uint64_t word_a, uint64_t word_b, Match rule);
 
-// Equal words that hold the addresses of a random generator's seed and offset, side by side.
-std::optional<uint32_t> find_random_state(const Recording& recording, const Node& node,
-                                          uint32_t offset);
+// Words that are the address of a random generator's seed, or of its offset, each in its recording.
+// `first_random`: the symbol of the first generator.
+std::optional<Resolved> resolve_random(const Recording& a, const Recording& b,
+                                       uint32_t first_random, uint64_t word_a, uint64_t word_b);
 
 }  // namespace pygraph

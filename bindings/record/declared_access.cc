@@ -164,12 +164,14 @@ std::unique_ptr<at::ObserverContext> OperatorLog::enter(const at::RecordFunction
 void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
   const std::string_view name = function.name();
   const bool is_foreign = !is_own(name);
+  if (custom_depth_ == 0 && is_custom(function)) custom_depth_ = depth + 1;
   operators_.uses_fft_plans |= name.starts_with("aten::_fft_");
   const bool is_inner = depth > 0 && !is_foreign && outermost_.is_foreign && inner_depth_ == 0;
   if (depth == 0) {
     begin(outermost_, function);
   } else if (is_inner) {
     begin(inner_, function);
+    inner_.is_custom_ones = custom_depth_ > 0;
     inner_depth_ = depth;
     note_arguments(inner_, function, is_foreign);
     return;
@@ -262,6 +264,7 @@ void OperatorLog::leave_any(int depth) {
     operators_.inner.push_back(std::move(inner_));
     inner_depth_ = 0;
   }
+  if (custom_depth_ == depth + 1) custom_depth_ = 0;
   if (depth > 0) return;
   outermost_.last = counted_nodes(driver_, stream_);
   operators_.all.push_back(std::move(outermost_));

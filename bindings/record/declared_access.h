@@ -78,6 +78,7 @@ class OperatorLog {
   Operator outermost_;
   int inner_depth_ = 0;  // where the inner one is that has been entered; 0: none has
   Operator inner_;
+  int custom_depth_ = 0;  // one more than where the outermost custom operator is; 0: none has
   int listed_depth_ = 0;
   bool is_known_ = false;  // what the outermost listed one writes
   RecordedOperator listed_;

@@ -26,6 +26,11 @@ bool is_own(std::string_view name) {
   return std::ranges::any_of(kNamespaces, [&](auto prefix) { return name.starts_with(prefix); });
 }
 
+bool is_custom(const at::RecordFunction& function) {
+  const std::string_view name = function.name();
+  return function.operator_name().has_value() && !is_own(name) && !name.starts_with("aten::");
+}
+
 bool is_operator(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   // Autograd's kernels of aten::detach and aten::detach_ report themselves under these names; a

@@ -14,6 +14,10 @@ namespace pygraph::bindings {
 // c10d do not.)
 bool is_own(std::string_view name);
 
+// Whether it is an operator that a program or a library has registered. Ranges, and functions of
+// autograd's, are none: they have no schema.
+bool is_custom(const at::RecordFunction& function);
+
 // False for what autograd reports beside operators: that it runs a node of the backward, whose
 // operators follow and are reported as well; and, inside a detach, a detach once more. (The name
 // of the inner one has no namespace. If it counted, an operator that saves a tensor, which hooks

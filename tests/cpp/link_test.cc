@@ -247,24 +247,33 @@ TEST_F(LinkTest, RefusesOutputsThatAreNotMemoryOfTheRecording) {
   EXPECT_EQ(reason, "output 0 is not memory of this recording");
 }
 
-TEST_F(LinkTest, RandomStatesAreFoundByTheirTwoAddresses) {
-  const uint64_t seed = device.allocate(8);
-  const uint64_t offset = device.allocate(8);
-  recordings = record_twice(device, {kBytes}, [&](Session& s) {
-    struct {
-      uint64_t seed, offset, intragraph;
-    } state = {seed, offset, 4};
-    device.add_one_struct(s.stream, s.inputs[0], 0, s.inputs[0], kCount);
-    device.add_one_struct(s.stream, state.seed, state.offset, state.intragraph, 0 + kCount);
-    return std::vector<uint64_t>{};
-  });
-  recordings.first.random = {{seed, offset, 4}};
-  recordings.second.random = {{seed, offset, 4}};
-  const LinkedGraph linked = recordings.link(driver);
-  ASSERT_EQ(linked.relocations.size(), 4);
-  EXPECT_EQ(linked.symbols[linked.relocations[2].symbol].kind, SymbolKind::kRandom);
-  EXPECT_EQ(linked.relocations[2].addend, 0);
-  EXPECT_EQ(linked.relocations[3].addend, 8);
+// Since PyTorch 2.13 each capture has memory of its own for them.
+TEST_F(LinkTest, RandomStatesAreFoundByTheAddressesOfEachRecording) {
+  for (const bool is_shared : {true, false}) {
+    std::vector<RandomState> states;
+    recordings = record_twice(device, {kBytes}, [&](Session& s) {
+      if (states.empty() || !is_shared) {
+        states.push_back({device.allocate(8), device.allocate(8), 4});
+      }
+      const RandomState& state = states.back();
+      device.add_one_struct(s.stream, s.inputs[0], 0, s.inputs[0], kCount);
+      device.add_one_struct(s.stream, state.seed_address, state.offset_address, 4, 0 + kCount);
+      device.add_constant(s.stream, s.inputs[0], state.offset_address, 2, 1);  // by itself
+      return std::vector<uint64_t>{};
+    });
+    recordings.first.random = {states.front()};
+    recordings.second.random = {states.back()};
+    const LinkedGraph linked = recordings.link(driver);
+    ASSERT_EQ(linked.relocations.size(), 6);
+    for (const size_t i : {2, 3, 5}) {
+      EXPECT_EQ(linked.symbols[linked.relocations[i].symbol].kind, SymbolKind::kRandom);
+    }
+    EXPECT_EQ(linked.relocations[2].addend, 0);
+    EXPECT_EQ(linked.relocations[3].addend, 8);
+    EXPECT_EQ(linked.relocations[5].addend, 8);
+    EXPECT_EQ(linked.unexplained_words, 0);
+    EXPECT_EQ(linked.noise_words, 0);
+  }
 }
 
 TEST_F(LinkTest, LinkMapAndDotNameEverySymbol) {

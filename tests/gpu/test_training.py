@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from pygraph.record.stream_capture import StreamCapture
 
 from .support import (
     also_as_shipped,
@@ -235,29 +237,46 @@ def test_batch_norm_updates_its_running_statistics() -> None:
     assert_same(run(model), expected)
 
 
-@also_as_shipped
-def test_attention_with_dropout() -> None:
-    """Its random state is a CPU tensor uncaptured and a GPU tensor captured."""
+class Attention(nn.Module):
+    """With dropout, whose random state is a CPU tensor uncaptured and a GPU tensor captured."""
 
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Linear(64, 192)
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(64, 192)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q, k, v = self.project(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
-            return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
 
+
+def _compare_attention() -> None:
     torch.manual_seed(1)
-    module = Attention().cuda()
     x = randn(2, 32, 64)
 
     def step(model: Callable[..., torch.Tensor], call: int) -> float:
-        loss = model(x).square().mean()
+        loss = nn.functional.dropout(model(x), 0.1).square().mean()
         loss.backward()
         return loss.item()
 
-    _compare(module, step)
+    _compare(Attention().cuda(), step)
+
+
+@also_as_shipped
+def test_attention_with_dropout() -> None:
+    _compare_attention()
+
+
+def test_random_states_with_other_addresses_in_each_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since PyTorch 2.13 each capture allocates memory for them."""
+    held: list[torch.Tensor] = []
+    make = StreamCapture.make
+
+    def make_elsewhere(self: StreamCapture) -> int:
+        held.append(torch.empty(1, device="cuda"))  # where the states of the last one were
+        return make(self)
+
+    monkeypatch.setattr(StreamCapture, "make", make_elsewhere)
+    _compare_attention()
 
 
 @also_as_shipped
