@@ -94,3 +94,19 @@ def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt), during(allocator.lift_limit):
         pass
     assert shares[-1] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("free", "is_scarce"), [(15 << 26, True), (16 << 26, False), (1 << 40, False), (None, True)]
+)
+def test_memory_is_scarce_for_more_than_a_part_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, is_scarce: bool
+) -> None:
+    def free_bytes() -> float:
+        if free is None:
+            raise RuntimeError("the device cannot be asked")
+        return free
+
+    monkeypatch.setattr(allocator, "free_bytes", free_bytes)
+    assert allocator.is_scarce(1 << 26) is is_scarce
+    assert not allocator.is_scarce(allocator.MUCH)

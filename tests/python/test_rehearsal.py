@@ -93,7 +93,7 @@ def test_much_that_is_overwritten_waits_on_the_host_if_that_has_room(
         return clone_shared_storages(args, positions, device)
 
     monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
-    monkeypatch.setattr(rehearsal.allocator, "MUCH", 8)
+    monkeypatch.setattr(rehearsal.allocator, "is_scarce", lambda wanted: wanted > 8)
     monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: None)
     monkeypatch.setattr(rehearsal.host_memory, "has_room", lambda wanted: wanted == 16 and has_room)
     group = SimpleNamespace(positions=[0])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Bytes that a graph works with, from which on it is worth a pause.
 MUCH = 1 << 25
+# The inverse of the share of the device's free memory up to which copies may lie on the device.
+_SHARE = 16
 
 _is_due = False  # whether the next call gives memory back; a race costs or saves one time
 
@@ -57,6 +59,16 @@ def make_room(wanted: int) -> bool:
         if free_bytes() < wanted:
             give_back_all()
             return free_bytes() >= wanted
+    return True
+
+
+def is_scarce(wanted: int) -> bool:
+    """Whether ``wanted`` bytes are many, and no small part of what the current device has left. Never
+    raises."""
+    if wanted <= MUCH:
+        return False
+    with contextlib.suppress(RuntimeError):
+        return wanted * _SHARE > free_bytes()
     return True
 
 

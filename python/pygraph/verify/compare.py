@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph.gpu.allocator import MUCH
+from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import as_integers, distinct, fingerprint
 from pygraph.gpu.host_memory import has_room
 from pygraph.verify.distance import Distance, agree, distance, with_outliers
@@ -76,8 +76,9 @@ class Mismatch:
 class Comparison:
     """Replays of a graph against uncaptured runs of its function, result by result.
 
-    Keeps the results of one execution, and masks for each; results that were added can be freed. Large
-    ones are kept in host memory, and each result is on the device only while it is compared.
+    Keeps the results of one execution, and masks for each; results that were added can be freed. Where
+    the device's memory is scarce, they are kept in host memory, and each result is on the device only
+    while it is compared.
     """
 
     def __init__(self, ones: Sequence[torch.Tensor]) -> None:
@@ -85,7 +86,7 @@ class Comparison:
         ones = list(map(distinct, ones))
         # Of what is kept at the most: a result, a mask of what is not written, two more if it differs.
         kept_bytes = sum(t.nbytes + 3 * t.numel() for t in ones if t.is_cuda)
-        self._waits_in_host_memory = kept_bytes > MUCH and has_room(kept_bytes)
+        self._waits_in_host_memory = allocator.is_scarce(kept_bytes) and has_room(kept_bytes)
         self._devices = [t.device for t in ones]
         self._first = list(map(self._keep, ones))  # the replay, then the first run
         self._unwritten: list[torch.Tensor] = []

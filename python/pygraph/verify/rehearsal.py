@@ -1,8 +1,8 @@
 """A rehearsal of one call: replays of a new graph and uncaptured runs, on copies of the call's inputs.
 
-Inputs that a run overwrites are copied. In order not to need their memory twice on the device, the
-originals wait in host memory until the call is made, and each run's copies come from there. verify.py
-decides what to compare.
+Inputs that a run overwrites are copied. Where the device has no memory to spare for that, the originals
+wait in host memory until the call is made, and each run's copies come from there. verify.py decides
+what to compare.
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ class Rehearsal:
         ]
 
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Makes a run. Before, moves the inputs that the run overwrites to host memory if they are
-        large, or if memory is short."""
-        if self._movable_bytes > allocator.MUCH:
-            self._park()
+        """Makes a run. Before, moves the inputs that the run overwrites to host memory if the device's
+        memory is scarce for a copy."""
         self._give_memory_back()
+        if not self._waiting and allocator.is_scarce(self._movable_bytes) and self._park():
+            self._give_memory_back()
         try:
             return run()
         except torch.OutOfMemoryError:
