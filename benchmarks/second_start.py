@@ -5,8 +5,8 @@
 A BERT of 12 layers with random weights, in inference and in training. Each start is a process of its
 own with the cache folder of its variant, which is empty for the first one. The time is measured from
 before ``torch.compile`` to the end of the tenth call on the GPU, without imports and the construction
-of the model. The later starts of the variants alternate. Prints each time as it is measured, then medians,
-smallest and largest times, and the distance of the results from those of the first start.
+of the model. The later starts of the variants alternate. Prints each time as it is measured, then
+medians, smallest and largest times, and the distance of the results from those of the first start.
 """
 
 from __future__ import annotations
