@@ -18,8 +18,8 @@
 // A constant that is an address must belong to memory that stays valid (constants.h).
 //
 // PyTorch keeps seed and offset of a generator in memory of its own: until release 2.12 in the same
-// one for all captures, since then in memory of each capture. Their addresses, which are known
-// (Recording::random), become relocations in any case.
+// one for all captures, since then in memory of each capture. Kernels have their addresses, which
+// are known (Recording::random), side by side. They become relocations in any case.
 //
 // A word that differs and belongs to no symbol is refused if it is certainly used: if it is the
 // address of a copy or fill, or a parameter of its own, unless one of PyTorch's own operators
@@ -146,6 +146,7 @@ class Scan {
     const size_t relocations_before = linked_.relocations.size();
     has_leftover_ = false;
     noise_.clear();
+    random_until_ = 0;
     layout_ = parameter_layout(driver_, node_b());
     may_hold_garbage_ = node_b().kind == NodeKind::kKernel && launched_by_pytorch();
     if (!may_hold_garbage_ && have_other_numbers(node_a(), node_b(), layout_)) refuse(kDiffers);
@@ -205,8 +206,11 @@ class Scan {
       if (word_a != word_b) ++linked_.noise_words;
       return;
     }
-    if (const auto state = resolve_random(a_, b_, first_random_, word_a, word_b)) {
-      linked_.relocations.push_back({index_, offset, state->symbol, state->addend});
+    if (offset < random_until_) return;
+    if (const auto state = find_random_state(a_, b_, node_a(), node_b(), offset)) {
+      linked_.relocations.push_back({index_, offset, first_random_ + *state, 0});
+      linked_.relocations.push_back({index_, offset + 8, first_random_ + *state, 8});
+      random_until_ = offset + static_cast<uint32_t>(kRandomStateSize);
     } else if (word_a == word_b) {
       judge_constant(word_b, use);
     } else if (const auto found = explain(word_a, word_b, use)) {
@@ -335,6 +339,7 @@ class Scan {
   // Of the current node.
   uint32_t index_ = 0;
   bool has_leftover_ = false;
+  uint32_t random_until_ = 0;
   std::array<int, 2> ends_{};  // of a copy: the types of memory
   std::vector<Range> layout_;
   bool may_hold_garbage_ = false;  // in its short parameters

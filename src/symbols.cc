@@ -67,17 +67,16 @@ std::vector<Symbol> collect_symbols(const Recording& a, const Recording& b) {
   return symbols;
 }
 
-std::optional<Resolved> resolve_random(const Recording& a, const Recording& b,
-                                       uint32_t first_random, uint64_t word_a, uint64_t word_b) {
+std::optional<uint32_t> find_random_state(const Recording& a, const Recording& b,
+                                          const Node& node_a, const Node& node_b, uint32_t offset) {
+  if (node_b.kind != NodeKind::kKernel || offset + kRandomStateSize > node_b.image.size())
+    return {};
+  const auto are_at = [offset](const Node& node, const RandomState& state) {
+    return node.word_at(offset) == state.seed_address &&
+           node.word_at(offset + sizeof state.seed_address) == state.offset_address;
+  };
   for (uint32_t i = 0; i < b.random.size(); ++i) {
-    const RandomState& in_a = a.random[i];
-    const RandomState& in_b = b.random[i];
-    if (word_a == in_a.seed_address && word_b == in_b.seed_address) {
-      return Resolved{first_random + i, 0};
-    }
-    if (word_a == in_a.offset_address && word_b == in_b.offset_address) {
-      return Resolved{first_random + i, kRandomStateSize / 2};
-    }
+    if (are_at(node_a, a.random[i]) && are_at(node_b, b.random[i])) return i;
   }
   return {};
 }

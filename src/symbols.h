@@ -28,9 +28,10 @@ struct Resolved {
 std::optional<Resolved> resolve(const std::vector<Symbol>& symbols, uint32_t position,
                                 uint64_t word_a, uint64_t word_b, Match rule);
 
-// Words that are the address of a random generator's seed, or of its offset, each in its recording.
-// `first_random`: the symbol of the first generator.
-std::optional<Resolved> resolve_random(const Recording& a, const Recording& b,
-                                       uint32_t first_random, uint64_t word_a, uint64_t word_b);
+// Which random generator's state the words at `offset` and behind it are: the addresses of its seed
+// and its offset, side by side, each in its recording. (One by itself may be the end of other
+// memory.)
+std::optional<uint32_t> find_random_state(const Recording& a, const Recording& b,
+                                          const Node& node_a, const Node& node_b, uint32_t offset);
 
 }  // namespace pygraph
