@@ -171,7 +171,7 @@ class Scan {
   // not.
   bool launched_by_pytorch() const {
     const Operator* op = b_.launcher_of(node_b());
-    return op != nullptr && !op->is_foreign && !op->is_custom_ones;
+    return op != nullptr && !op->is_foreign && !op->is_called_by_custom;
   }
 
   bool is_device_address(uint64_t word) const {

@@ -171,7 +171,7 @@ void OperatorLog::enter_any(const at::RecordFunction& function, int depth) {
     begin(outermost_, function);
   } else if (is_inner) {
     begin(inner_, function);
-    inner_.is_custom_ones = custom_depth_ > 0;
+    inner_.is_called_by_custom = custom_depth_ > 0;
     inner_depth_ = depth;
     note_arguments(inner_, function, is_foreign);
     return;

@@ -117,7 +117,7 @@ struct Operator {
   // it later, also in another call.
   bool is_foreign = false;
   // Whether a custom operator called it: its numbers may be computed from addresses.
-  bool is_custom_ones = false;
+  bool is_called_by_custom = false;
   // Whether it worked on a stream on which libraries have workspaces that are not the recording's.
   // In most cases that is another stream than the capture's.
   bool is_on_side_stream = false;

@@ -131,7 +131,7 @@ TEST_F(ComputedWordsTest, OperatorsThatOthersCallMayAsWell) {
   is_foreign = true;
   inner = {{.name = "aten::addmm", .last = 1}};
   EXPECT_EQ(as_parameter(count), "1 noise, 0 unexplained");
-  inner.front().is_custom_ones = true;
+  inner.front().is_called_by_custom = true;
   expect_refused(as_parameter(count));
   inner = {{.name = "aten::addmm", .last = 1, .is_foreign = true}};  // it calls a custom one
   expect_refused(as_parameter(count));

@@ -282,7 +282,9 @@ TEST_F(LinkTest, OneAddressOfARandomStateByItselfIsNone) {
   });
   recordings.first.random = {state};
   recordings.second.random = {state};
-  for (const Relocation& relocation : recordings.link(driver).relocations) {
+  const LinkedGraph linked = recordings.link(driver);
+  ASSERT_EQ(linked.relocations.size(), 3);
+  for (const Relocation& relocation : linked.relocations) {
     EXPECT_EQ(relocation.symbol, 0);  // the input
   }
 }
