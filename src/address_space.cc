@@ -1,6 +1,7 @@
 #include "pygraph/address_space.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <span>
 
@@ -13,12 +14,20 @@ namespace {
 constexpr uint64_t kNanPattern = ~uint64_t{0};  // NaN in every IEEE format and in bfloat16
 constexpr uint64_t kSmallIntegers = 1;          // int64 1; int32 1, 0
 constexpr int kReadWrite = 3;
-constexpr uint64_t kMostGaps = 128;                  // of 512 bytes
-constexpr uint64_t kFirstGap = 89;                   // of 512 bytes, where gaps are irregular
-constexpr uint64_t kLargePage = uint64_t{32} << 20;  // a multiple of every granularity
-// The smallest allocation for which the mappings that a large page saves (80 us each) are worth the
-// time to fill and check the page (some 30 ms).
-constexpr uint64_t kLargeAllocation = uint64_t{512} << 20;
+constexpr uint64_t kMostGaps = 128;  // of 512 bytes
+constexpr uint64_t kFirstGap = 89;   // of 512 bytes, where gaps are irregular
+
+// A larger page saves mappings (some 70 us each), and takes time to fill and to check (0.3 ms per
+// MiB and replay). So a region gets one when this much of it is mapped. The smallest first; the
+// sizes are multiples of every granularity.
+struct LargerPage {
+  uint64_t size;
+  uint64_t when_mapped;
+};
+constexpr std::array<LargerPage, 2> kLargerPages = {{
+    {.size = uint64_t{8} << 20, .when_mapped = uint64_t{64} << 20},
+    {.size = uint64_t{32} << 20, .when_mapped = uint64_t{4} << 30},
+}};
 
 abi::MemoryAllocationProperties page_properties(int device) {
   abi::MemoryAllocationProperties properties{};
@@ -94,7 +103,7 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
       if (gap_ == kIrregularGaps) begin += irregular_start(half, granularity);
       const uint64_t first =
           begin + (gap_ == kIrregularGaps ? kFirstGap * kAllocationAlignment : 0);
-      regions_.push_back({begin, end, first, begin, page, {}, {}, poison});
+      regions_.push_back({begin, end, first, begin, {page}, {}, poison});
     }
   } catch (...) {
     release();
@@ -111,8 +120,7 @@ void AddressSpace::release() noexcept {
     if (region.mapped > region.begin) {
       driver_.memory_unmap(region.begin, region.mapped - region.begin);
     }
-    driver_.memory_release(region.small.handle);
-    if (region.large.size > 0) driver_.memory_release(region.large.handle);
+    for (const Page& page : region.pages) driver_.memory_release(page.handle);
   }
   driver_.address_free(base_, capacity_);
 }
@@ -123,24 +131,28 @@ uint64_t AddressSpace::mapped_bytes() const {
   return bytes;
 }
 
-bool AddressSpace::has_large_page(Region& region) {
-  if (region.large.size == 0) {
+AddressSpace::Page& AddressSpace::next_page(Region& region) {
+  const uint64_t mapped = region.mapped - region.begin;
+  if (region.pages.size() <= kLargerPages.size()) {
+    const auto [size, when_mapped] = kLargerPages[region.pages.size() - 1];
     const abi::MemoryAllocationProperties properties = page_properties(device_);
-    Page page{.size = kLargePage};
-    if (driver_.memory_create(&page.handle, page.size, &properties, 0) == abi::kSuccess) {
-      region.large = page;
+    Page page{.size = size};
+    // Where there is no memory for it, the pages that exist do.
+    if (mapped >= when_mapped &&
+        driver_.memory_create(&page.handle, size, &properties, 0) == abi::kSuccess) {
+      region.pages.push_back(page);
     }
   }
-  return region.large.size > 0;  // where there is no memory for it, the small page does
+  const auto fits = [&](const Page& page) { return page.size <= region.end - region.mapped; };
+  return *std::ranges::find_if(region.pages.rbegin(), region.pages.rend(), fits);
 }
 
 void AddressSpace::map_until(Region& region, uint64_t end) {
   if (end <= region.mapped) return;
   const RelaxedCaptureMode relaxed(driver_);
   const uint64_t first = region.mapped;
-  const bool is_large = end - first >= kLargeAllocation && has_large_page(region);
   while (region.mapped < end) {
-    Page& page = is_large && end - region.mapped >= kLargePage ? region.large : region.small;
+    Page& page = next_page(region);
     PYGRAPH_CHECK(driver_, memory_map(region.mapped, page.size, 0, page.handle, 0));
     if (page.address == 0) page.address = region.mapped;
     region.mappings.push_back({region.mapped, page.size});
@@ -194,7 +206,7 @@ void AddressSpace::poison() {
   const Staging staging(driver_);
   for (const Region& region : regions_) {
     std::ranges::fill(staging.words(), region.poison);
-    for (const Page& page : {region.small, region.large}) {
+    for (const Page& page : region.pages) {
       if (page.address == 0) continue;
       staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
         PYGRAPH_CHECK(driver_, copy_to_device(address, words.data(), words.size_bytes()));
@@ -207,7 +219,7 @@ bool AddressSpace::untouched() {
   const Staging staging(driver_);
   uint64_t difference = 0;
   for (const Region& region : regions_) {
-    for (const Page& page : {region.small, region.large}) {
+    for (const Page& page : region.pages) {
       if (page.address == 0) continue;
       staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
         PYGRAPH_CHECK(driver_, copy_to_host(words.data(), address, words.size_bytes()));

@@ -12,21 +12,28 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 struct Counted {
   decltype(Driver::memory_create) create = nullptr;
+  decltype(Driver::memory_map) map = nullptr;
   uint64_t bytes = 0;
+  int mappings = 0;
 };
 Counted counted;
 
 class AddressSpaceTest : public DeviceTest {};
 
-// A driver's table that counts the bytes of device memory that are asked for: what the device has
-// left is others' doing, too.
+// A driver's table that counts mappings, and the bytes of device memory that are asked for: what
+// the device has left is others' doing, too.
 Driver counting(const Driver& driver) {
-  counted = {.create = driver.memory_create, .bytes = 0};
+  counted = {.create = driver.memory_create, .map = driver.memory_map};
   Driver table = driver;
   table.memory_create = [](abi::MemoryHandle* handle, size_t size,
                            const abi::MemoryAllocationProperties* properties, uint64_t flags) {
     counted.bytes += size;
     return counted.create(handle, size, properties, flags);
+  };
+  table.memory_map = [](abi::DevicePointer address, size_t size, size_t offset,
+                        abi::MemoryHandle handle, uint64_t flags) {
+    ++counted.mappings;
+    return counted.map(address, size, offset, handle, flags);
   };
   return table;
 }
@@ -96,12 +103,43 @@ TEST_F(AddressSpaceTest, HugeAllocationsCostNoMemory) {
   EXPECT_LE(counted.bytes, 40 * kMiB);
 }
 
-TEST_F(AddressSpaceTest, SmallAllocationsCostTwoPages) {
+TEST_F(AddressSpaceTest, FewAllocationsCostTwoPages) {
   const Driver table = counting(driver);
   AddressSpace space(table, 0, 1024 * kMiB, 512);
-  for (int i = 0; i < 40; ++i) space.allocate(8 * kMiB, 0, Content::kFloating);
+  for (int i = 0; i < 7; ++i) space.allocate(8 * kMiB, 0, Content::kFloating);
   EXPECT_GE(counted.bytes, 1);
-  EXPECT_LE(counted.bytes, 8 * kMiB);
+  EXPECT_LE(counted.bytes, 4 * kMiB);
+}
+
+TEST_F(AddressSpaceTest, ManySmallAllocationsTakeFewMappings) {
+  const Driver table = counting(driver);
+  AddressSpace space(table, 0, 1024 * kMiB, 512);
+  space.allocate(64 * kMiB, 0, Content::kFloating);
+  const int before = counted.mappings;
+  for (int i = 0; i < 200; ++i) space.allocate(2 * kMiB, 0, Content::kFloating);
+  EXPECT_LE(counted.bytes, 12 * kMiB);
+  EXPECT_LE(counted.mappings - before, 400 / 8 + 1);
+}
+
+TEST_F(AddressSpaceTest, LargerPagesEndWhereTheAddressesEnd) {
+  const Driver table = counting(driver);
+  AddressSpace space(table, 0, 2 * 142 * kMiB, 512);
+  for (int i = 0; i < 70; ++i) space.allocate(2 * kMiB, 0, Content::kFloating);
+  EXPECT_GE(space.mapped_bytes(), 140 * kMiB);
+  EXPECT_LE(space.mapped_bytes(), 142 * kMiB);
+}
+
+TEST_F(AddressSpaceTest, SmallPagesDoWhereThereIsNoMemoryForLargerOnes) {
+  Driver table = counting(driver);
+  table.memory_create = [](abi::MemoryHandle* handle, size_t size,
+                           const abi::MemoryAllocationProperties* properties, uint64_t flags) {
+    return size > 2 * kMiB ? abi::kOutOfMemory : counted.create(handle, size, properties, flags);
+  };
+  AddressSpace space(table, 0, 1024 * kMiB, 512);
+  for (int i = 0; i < 50; ++i) space.allocate(2 * kMiB, 0, Content::kFloating);
+  EXPECT_GE(counted.mappings, 50);
+  space.poison();
+  EXPECT_TRUE(space.untouched());
 }
 
 TEST_F(AddressSpaceTest, RefusesMoreThanItsCapacity) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -23,15 +24,26 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
     Made of PyTorch's own operators: a kernel for it would take longer to compile than it saves.
     """
-    result = torch.zeros((), dtype=torch.int64, device=tensor.device)
     flat = distinct(as_integers(tensor.detach())).reshape(-1)
     if flat.numel() == 0:
-        return result
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
     chunk = _LARGE_CHUNK if flat.numel() > _LARGE else _CHUNK
     weights = _weights(tensor.device, chunk)
-    for part in torch.split(flat, chunk):
+    result = (flat[:chunk] * weights[: flat.numel()]).sum()
+    for part in torch.split(flat[chunk:], chunk) if flat.numel() > chunk else ():
         result = result * _FACTOR + (part * weights[: part.numel()]).sum()
     return result
+
+
+def values_of(queued: Sequence[torch.Tensor]) -> list[int]:
+    """The numbers in 0-d int64 tensors on any devices. Waits for each device once."""
+    values = [0] * len(queued)
+    for device in {tensor.device for tensor in queued}:
+        places = [i for i, tensor in enumerate(queued) if tensor.device == device]
+        found = torch.stack([queued[i] for i in places]).tolist()
+        for i, value in zip(places, found, strict=True):
+            values[i] = value
+    return values
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,6 +84,8 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.numel() == 0:
         return tensor
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     sizes, strides = [1], [1]
     pairs = zip(tensor.stride(), tensor.size(), strict=True)
     for stride, size in sorted(pair for pair in pairs if pair[0] > 0 and pair[1] > 1):

@@ -15,7 +15,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu import allocator, current
-from pygraph.record import owned_memory
+from pygraph.record import custom_operators, owned_memory
 from pygraph.record.stream_capture import StreamCapture, check_interrupted
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
@@ -89,6 +89,7 @@ def record(request: Request) -> Recording:
 
     def body(undo: Undo) -> Recording:
         current.use_device(device, undo)
+        custom_operators.report_all(undo)
         unseen = frozenset(i for tensors in request.given_away for i in tensors.positions)
         pair = runtime.engine().RecordingPair(list(args), device, request.capacity)
         donated = list(request.given_away)

@@ -15,7 +15,7 @@ import torch
 from pygraph import runtime
 from pygraph.gpu import current
 from pygraph.gpu.load import side_stream
-from pygraph.record import custom_operators, memory_pools, owned_memory
+from pygraph.record import memory_pools, owned_memory
 from pygraph.record.kernel_access import accesses_of
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
@@ -116,7 +116,6 @@ class StreamCapture:
         stream = side_stream(self.device)
         current.use_stream(stream, undo)
         _quieten_libraries(undo)
-        custom_operators.report_all(undo)
         has_ended = False
 
         def clean_up() -> None:

@@ -38,15 +38,16 @@ def distance(
     unused: mask of elements that no kernel writes; they are left out.
     unsettled: mask of elements that differ from run to run; they count as outliers only.
     """
-    outliers, error, norm = 0, 0.0, 0.0
+    found = torch.zeros(3, dtype=torch.double, device=result.device)  # on the device until the end
     for part, deviation, value, agrees in _pieces(result, other, unused):
-        outliers += int((~agrees).sum())
         counts = agrees & ~_wide(unused.reshape(-1)[part], other)
         if unsettled is not None:
             counts &= ~_wide(unsettled[part], other)
-        error += float(torch.where(counts, deviation, 0).square().sum())
-        norm += float(torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum())
-    return Distance(outliers, math.sqrt(error / norm) if norm > 0 else error)
+        found[0] += (~agrees).sum()
+        found[1] += torch.where(counts, deviation, 0).square().sum()
+        found[2] += torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum()
+    outliers, error, norm = found.tolist()
+    return Distance(int(outliers), math.sqrt(error / norm) if norm > 0 else error)
 
 
 def with_outliers(

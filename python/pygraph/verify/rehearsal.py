@@ -76,9 +76,15 @@ class Rehearsal:
         forget()  # it lies in a piece of a run's memory, which could not be released otherwise
         allocator.give_back(after=self._at_stake)
 
+    def _make_room(self) -> None:
+        """Empties the cache before a run on clones where memory is scarce. Before the call it is
+        emptied in any case: what the call keeps must not lie in larger pieces of earlier runs."""
+        if allocator.is_scarce(self._at_stake):
+            self._give_memory_back()
+
     def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
         """A function that makes one replay on clones, and returns the GPU's seconds."""
-        self._give_memory_back()
+        self._make_room()
 
         def replay() -> float:
             args = self._clones()
@@ -181,7 +187,7 @@ class Rehearsal:
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Makes a run. Before, moves the inputs that the run overwrites to host memory if the device's
         memory is scarce for a copy."""
-        self._give_memory_back()
+        self._make_room()
         if not self._waiting and allocator.is_scarce(self._movable_bytes) and self._park():
             self._give_memory_back()
         try:
