@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.cuda import graphs
 
 from pygraph import runtime
 from pygraph.gpu import fingerprint
@@ -33,11 +34,16 @@ from .contexts import capturing, drawing
 from .fake_engine import FakeGraph
 from .stand_ins import INFO
 
-_INFO = dataclasses.replace(INFO, argument_count=2, static=frozenset(), compared_calls=2)
+_INFO = dataclasses.replace(
+    INFO, argument_count=2, static=frozenset(), compared_calls=2, runs_program=True
+)
 
 
 class Gpu:
-    """The state of the device, of PyTorch, and of this thread in them."""
+    """The state of the device, of PyTorch, and of this thread in them.
+
+    raises_in_captures: whether the function does, unless it ``asks`` and is told that it is captured.
+    """
 
     def __init__(self) -> None:
         self.device = 1  # the program's; the partition's is 0
@@ -49,10 +55,12 @@ class Gpu:
         self.pair: Any = None  # whose recording has begun
         self.pools: list[Pool] = []
         self.extra = 0.0  # that the function adds, and graphs do not
-        self.raises_in_captures = False
+        self.raises_in_captures = self.asks = False
 
     def surroundings(self) -> Any:
-        return (self.device, self.stream, self.fraction, self.empties_cache, self.capture, self.pair)
+        asks = graphs.__dict__["_cuda_isCurrentStreamCapturing"]
+        of_pytorch = (self.device, self.stream, self.fraction, self.empties_cache, asks)
+        return (*of_pytorch, self.capture, self.pair)
 
     def compute(self, args: list[Any], generator: Any = None, extra: float = 0.0) -> list[torch.Tensor]:
         x, total = args
@@ -270,7 +278,7 @@ class World:
             (torch.cuda, "current_stream", lambda device=None: gpu.stream),
             (torch.cuda, "set_stream", set_stream),
             (torch.cuda, "default_generators", (gpu.generator,)),
-            (torch.cuda, "is_current_stream_capturing", lambda: gpu.capture is not None),
+            (graphs, "_cuda_isCurrentStreamCapturing", lambda: gpu.capture is not None),
             (torch.cuda, "get_per_process_memory_fraction", lambda: gpu.fraction),
             (torch.cuda, "set_per_process_memory_fraction", set_fraction),
             (torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 41)),
@@ -301,7 +309,7 @@ class World:
         self.engine = Engine(self._real, self.gpu)
         self.gpu.generator.offset = 0
         self.gpu.extra = 0.0
-        self.gpu.raises_in_captures = False
+        self.gpu.raises_in_captures = self.gpu.asks = False
         self.gpu.pools.clear()
         return Program(self, options)
 
@@ -321,7 +329,8 @@ class Program:
 
     def _run(self, args: list[Any]) -> list[torch.Tensor]:
         gpu = self._world.gpu
-        if gpu.raises_in_captures and gpu.capture is not None:
+        is_known = gpu.asks and torch.cuda.is_current_stream_capturing()
+        if gpu.raises_in_captures and gpu.capture is not None and not is_known:
             raise RuntimeError("it cannot be captured")
         return gpu.compute(args, extra=gpu.extra)
 

@@ -62,6 +62,16 @@ class _Refused(_Kind):
         assert world.engine.without_graph
 
 
+class _Asks(_Kind):
+    """Its function can be captured only where it is told that it is: it is recorded again."""
+
+    calls = (1,)
+
+    @staticmethod
+    def begin(world: World, number: int) -> None:
+        world.gpu.raises_in_captures = world.gpu.asks = True
+
+
 class _Wrong(_Kind):
     """Its graph becomes wrong, which an audit finds."""
 
@@ -150,7 +160,7 @@ def _moments_of(world: World, kind: type[_Kind], number: int) -> list[int]:
     return choose(moments.seen, _MOST, seed=number)
 
 
-_CASES = [(kind, number) for kind in (_Kind, _Refused, _Wrong) for number in kind.calls]
+_CASES = [(kind, number) for kind in (_Kind, _Refused, _Asks, _Wrong) for number in kind.calls]
 _by_case: Callable[..., Any] = pytest.mark.parametrize(
     ("kind", "number"), _CASES, ids=[f"{kind.__name__[1:]}-{number}" for kind, number in _CASES]
 )

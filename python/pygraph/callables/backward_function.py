@@ -201,6 +201,7 @@ class Backwards:
             static=frozenset(positions),
             on_host=frozenset(structure.on_host),
             compared_calls=_COMPARED_CALLS,
+            runs_program=True,
         )
         return self._known.setdefault(key, (function, Partition(function, info, self._options)))
 

@@ -161,6 +161,7 @@ class Variant:
             saved=(),  # a gradient in a block with others could not be accumulated into alone
             saved_from=len(seen.form.kinds) if seen.form.is_differentiable else None,
             compared_calls=_COMPARED_CALLS,
+            runs_program=True,
             followed=(*names_of_rates(optimizers, rated), *names_of(optimizers, numbers)),
             gradients=(
                 (around.made, len(seen.form.kinds))

@@ -7,6 +7,7 @@ made.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pygraph.gpu import allocator
 from pygraph.partition.call import Call
 from pygraph.partition.signature import Pending
 from pygraph.record import recorder, stream_capture
+from pygraph.record.hidden_capture import HiddenCapture
 from pygraph.verify import verify
 from pygraph.verify.rehearsal import Rehearsal
 
@@ -53,8 +55,29 @@ class Attempt:
 def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attempt:
     """Returns the recording, or a failed attempt whose call is not made yet.
 
-    written: gets the positions of inputs that the function may write, also if linking fails.
+    A program that asks whether its stream captures goes the way of its uncaptured calls first; if that
+    cannot be recorded, the one that it has for captures. written: gets the positions of inputs that the
+    function may write, also if linking fails.
     """
+    if not call.info.runs_program:
+        return _record_and_link(call, written, None)
+    hidden = HiddenCapture()
+    result = _record_and_link(call, written, hidden)
+    if isinstance(result, recorder.Recording) or not hidden.was_asked or _may_pass(result):
+        return result
+    text = "%s: recorded again, as one that knows that it is captured: %s"
+    runtime.note(logging.INFO, text, call.info.name, result.failure)
+    return _record_and_link(call, written, None)
+
+
+def _may_pass(failed: Attempt) -> bool:
+    """Whether a later call may be recorded in the same way."""
+    return failed.is_transient or failed.failure.endswith(recorder.OUT_OF_MEMORY)
+
+
+def _record_and_link(
+    call: Call, written: set[int], hidden: HiddenCapture | None
+) -> recorder.Recording | Attempt:
     can_donate = call.info.is_backward and call.may_donate
     try:
         recording = recorder.record(
@@ -70,6 +93,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
                 # Branches are timed during verification, so there are none without it.
                 lanes=call.options.lanes if call.options.verify else 1,
                 written=written,
+                hidden=hidden,
             )
         )
         recording.graph.name = f"pygraph {call.info.name}"

@@ -39,6 +39,7 @@ class PartitionInfo:
     saved_from: int | None = None  # outputs from here on, which only backward will see, too
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
+    runs_program: bool = False  # whether it calls the program's own Python, beside compiled code
     followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
     # Tensors whose gradients are the last outputs, if replays are to set them, and the first of these.
     gradients: tuple[list[torch.Tensor], int] | None = dataclasses.field(

@@ -16,6 +16,7 @@ import torch
 from pygraph import runtime
 from pygraph.gpu import allocator, current
 from pygraph.record import custom_operators, owned_memory
+from pygraph.record.hidden_capture import HiddenCapture
 from pygraph.record.stream_capture import StreamCapture, check_interrupted
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
@@ -41,6 +42,7 @@ class Request:
     lanes: the maximum number of nodes that may run at the same time.
     written: ``record`` adds the positions of arguments that the function may write, even if linking
         fails.
+    hidden: hides the captures from the program; None if it gets to know of them when it asks.
     """
 
     function: Callable[[list[Any]], Sequence[Any]]
@@ -53,6 +55,7 @@ class Request:
     capacity: int = 1 << 36
     lanes: int = 1
     written: set[int] = dataclasses.field(default_factory=set)
+    hidden: HiddenCapture | None = None
 
 
 @dataclasses.dataclass
@@ -96,7 +99,7 @@ def record(request: Request) -> Recording:
         count = 0
         for index in range(2):
             capture = StreamCapture(request.function, pair, index, device, sources, generators)
-            count = undoing(functools.partial(_make, capture))
+            count = undoing(functools.partial(_make, capture, request.hidden))
             request.written.update(pair.may_write())
         together = list(range(count) if request.sharing is None else request.sharing)
         if request.sharing_from is not None:
@@ -115,9 +118,11 @@ def generator_of(source: int, args: Sequence[Any], device: int) -> torch.Generat
     return torch.cuda.default_generators[device] if source == DEFAULT_GENERATOR else args[source]
 
 
-def _make(capture: StreamCapture, undo: Undo) -> int:
+def _make(capture: StreamCapture, hidden: HiddenCapture | None, undo: Undo) -> int:
     runtime.begin_capturing(undo)
     allocator.lift_limit(undo)  # PyTorch counts stand-ins as memory, although they use none
+    if hidden is not None:
+        hidden.begin(undo)
     return capture.make()
 
 
