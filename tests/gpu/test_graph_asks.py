@@ -112,7 +112,8 @@ def test_a_program_that_reads_on_the_host_unless_it_is_captured_is_refused() -> 
 
 
 def test_an_eager_bert_of_transformers_has_a_graph() -> None:
-    """Transformers 5.0 to 5.10 make a mask for attention where they know of the capture."""
+    """Transformers 5.0 and 5.10 make a mask for attention where they know of the capture; 5.24 does
+    not ask here."""
     transformers = pytest.importorskip("transformers")
 
     def bert() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

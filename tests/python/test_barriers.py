@@ -174,7 +174,9 @@ def unknown_inductor(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """A name in Inductor that is not as known; as if no kernel had been generated yet."""
     name = "torch._inductor.codegen.triton.TritonKernel.store"
     digest = sources.digest
-    monkeypatch.setattr(sources, "digest", lambda n: "another" if n == name else digest(n))
+    monkeypatch.setattr(
+        sources, "digest", lambda n, *more: "another" if n == name else digest(n, *more)
+    )
     return name
 
 

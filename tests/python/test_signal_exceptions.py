@@ -169,8 +169,9 @@ def test_one_that_the_program_handles_is_not_raised_again(installed: Any) -> Non
         _dropping_harmless(_fail)
 
 
+@pytest.mark.parametrize("runs_program", [False, True])
 def test_one_that_came_while_it_recorded_is_known_to_callers(
-    installed: Any, monkeypatch: pytest.MonkeyPatch
+    installed: Any, monkeypatch: pytest.MonkeyPatch, runs_program: bool
 ) -> None:
     installed(_late)
     memory: list[weakref.ref[_LateObject]] = []
@@ -189,7 +190,14 @@ def test_one_that_came_while_it_recorded_is_known_to_callers(
     monkeypatch.setattr(attempt.recorder, "Request", lambda **values: None)
     monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(NotRelocatable=ValueError))
     call: Any = SimpleNamespace(
-        info=SimpleNamespace(is_backward=False, saved=(), saved_from=None, device=0, name="f"),
+        info=SimpleNamespace(
+            is_backward=False,
+            saved=(),
+            saved_from=None,
+            device=0,
+            name="f",
+            runs_program=runs_program,
+        ),
         effects=SimpleNamespace(draws=[]),
         options=SimpleNamespace(record_capacity_gib=1, lanes=1, verify=True),
         function=None,

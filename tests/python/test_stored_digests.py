@@ -13,8 +13,9 @@ import pytest
 from torch._inductor import config
 
 from pygraph import source_digest
-from pygraph.torch_patches import stored_digests
+from pygraph.torch_patches import sources, stored_digests
 from pygraph.torch_patches.stored_digests import StoredDigests
+from pygraph.torch_patches.table import PATCHES, REQUIRED
 
 _TEXT = "def function(a):\n    return a + 1\n\n\ndef other(a):\n    return a + 2\n"
 
@@ -53,7 +54,7 @@ def _module(folder: Path, text: str = _TEXT) -> Any:
 
 def _asked_for(*functions: Any) -> list[str]:
     """By another process."""
-    digests = StoredDigests()
+    digests = StoredDigests("of a test")
     found = [digests.digest_of(function) for function in functions]
     digests.save()
     return found
@@ -148,3 +149,12 @@ def test_disabled_caches(folder: Path, computed: list[Any]) -> None:
         _asked_for(module.function)
         _asked_for(module.function)
     assert len(computed) == 2 and not _files(folder)
+
+
+def test_digests_of_a_patch_on_demand_are_stored_too(computed: list[Any]) -> None:
+    patch = next(patch for patch in (*PATCHES, *REQUIRED) if patch.scope == "on demand")
+    sources.differences(patch, sources.release())
+    assert computed
+    computed.clear()
+    sources.differences(patch, sources.release())  # as in another process
+    assert not computed

@@ -42,17 +42,18 @@ def resolve(name: str) -> Any:
     raise ImportError(name)
 
 
-def digest(name: str) -> str:
-    """The digest of the source of the named object: empty for a value, "gone" if it does not exist."""
+def digest(name: str, stored: StoredDigests | None = None) -> str:
+    """The digest of the source of the named object: empty for a value, "gone" if it does not exist.
+    stored: has digests of patches on demand, which are not among those that all processes need."""
     digests = _digests()
-    return digests[name] if name in digests else _digest(name, StoredDigests())
+    return digests[name] if name in digests else _digest(name, stored or StoredDigests("others"))
 
 
 @functools.cache
 def _digests() -> dict[str, str]:
     """Of all names in the table, before the first of them is replaced; but not of patches on demand,
     whose modules are not loaded before. (These wrap a function, so that its source is still found.)"""
-    stored = StoredDigests()
+    stored = StoredDigests("all")
     patches = [patch for patch in PATCHES if patch.scope != "on demand"]
     found = {name: _digest(name, stored) for patch in patches for name in patch.names}
     stored.save()
@@ -81,10 +82,13 @@ def _number(release: str) -> list[int]:
 def differences(patch: Patch, release: str) -> list[Difference]:
     """The parts of the installed PyTorch that differ from the release that the patch fits."""
     found = []
+    stored = StoredDigests(patch.name) if patch.scope == "on demand" else None
     for name in patch.names:
-        actual = digest(name)
+        actual = digest(name, stored)
         if actual != known_digest(name, release):
             found.append(Difference(name, "gone" if actual == GONE else "changed"))
+    if stored is not None:
+        stored.save()
     return found
 
 

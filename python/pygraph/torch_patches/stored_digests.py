@@ -2,7 +2,7 @@
 
 To read and parse the functions that the patches name takes some 0.2 s in each process. What a digest is
 of depends on a file's contents and on a place in it. So it is stored under the path of the file, its
-inode, size and times, and the place; one file of digests belongs to one installation of PyTorch, one
+inode, size and times, and the place; a file of digests belongs to one installation of PyTorch, one
 version of Python, and the code that computes digests. Everything that cannot be stored is computed.
 Whether another package has wrapped a function is looked at each time. Nothing here raises.
 
@@ -28,15 +28,16 @@ from pygraph.runtime import log
 
 
 class StoredDigests:
-    """The digests of one installation, as far as they are known."""
+    """The digests of one installation in one file, as far as they are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str) -> None:
+        """file: what the digests are for. Those that another process asks for are in other files."""
         self._path: Path | None = None
         self._known: dict[str, str] = {}
         self._used: dict[str, str] = {}
         try:
             if not config.force_disable_caches:
-                self._path = _path()
+                self._path = _path(file)
                 self._known = _checked(stored.read(self._path))
         except FileNotFoundError:
             pass
@@ -65,10 +66,10 @@ class StoredDigests:
             log.debug("digests were not kept: %s", error)
 
 
-def _path() -> Path:
+def _path(file: str) -> Path:
     own = os.stat(source_digest.__file__)
     parts = (torch.__file__, torch.__version__, torch.version.git_version, sys.version, own.st_mtime_ns)
-    name = hashlib.sha256(repr((*parts, own.st_size, own.st_ino)).encode()).hexdigest()[:32]
+    name = hashlib.sha256(repr((*parts, own.st_size, own.st_ino, file)).encode()).hexdigest()[:32]
     # Not cache_dir(), which sets the variable: a program may set it after it has imported PyGraph.
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
     return Path(folder) / "pygraph" / f"digests-{name}.json"

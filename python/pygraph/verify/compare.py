@@ -112,23 +112,25 @@ class Comparison:
         """Adds a replay whose fresh outputs held ones. Added after the runs, it is the replay that is
         judged, because by then it is known which elements differ between runs."""
         results = list(map(distinct, results))
-        self._is_left_to_chance |= self._written_bits(results) != self._replay
+        bits = self._written_bits(results)
+        self._is_left_to_chance |= bits != self._replay
         if self._run:
-            self._of_replay = self._distances(results, self._on_device(self._first))
+            self._of_replay = self._distances(results, bits)
 
     def add_run(self, results: Sequence[torch.Tensor]) -> None:
         """Adds an uncaptured run."""
         results = list(map(distinct, results))
+        bits = self._written_bits(results)
         if not self._run:
-            self._run = self._written_bits(results)
-            self._of_replay = self._distances(self._on_device(self._first), results)
+            self._run = bits
             kept = (self._on_device(self._first), results, self._on_device(self._unwritten))
             self._nan = [self._keep(_nan(*of)) for of in zip(*kept, strict=True)]
             self._garbage = list(self._nan)
-            self._first = list(map(self._keep, results))
+            replay, self._first = self._first, list(map(self._keep, results))
+            self._of_replay = self._distances(self._on_device(replay), self._replay)
             return
-        self._is_left_to_chance |= self._written_bits(results) != self._run
-        for i, new in enumerate(self._distances(results, self._on_device(self._first))):
+        self._is_left_to_chance |= bits != self._run
+        for i, new in enumerate(self._distances(results, bits)):
             old = self._of_runs[i]
             self._of_runs[i] = Distance(max(old.outliers, new.outliers), max(old.error, new.error))
             if new.outliers > 0:
@@ -173,14 +175,17 @@ class Comparison:
         """A fingerprint per result, of the elements that kernels write."""
         return fingerprints(map(_with_zeros, results, self._on_device(self._unwritten)))
 
-    def _distances(
-        self, results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]
-    ) -> list[Distance]:
-        unsettled = (
-            None if mask is None else mask.to(device)
-            for mask, device in zip(self._unsettled, self._devices, strict=True)
-        )
-        return list(map(distance, results, others, self._on_device(self._unwritten), unsettled))
+    def _distances(self, results: Iterable[torch.Tensor], bits: Sequence[int]) -> list[Distance]:
+        """From the first run. bits: the fingerprints of the results."""
+        return [
+            Distance(0, 0.0) if bits[i] == self._run[i] else self._distance(i, result)
+            for i, result in enumerate(results)
+        ]
+
+    def _distance(self, i: int, result: torch.Tensor) -> Distance:
+        device, mask = self._devices[i], self._unsettled[i]
+        kept = (self._first[i].to(device), self._unwritten[i].to(device))
+        return distance(result, *kept, None if mask is None else mask.to(device))
 
 
 def _with_zeros(result: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
