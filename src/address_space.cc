@@ -175,16 +175,24 @@ uint64_t AddressSpace::allocate(uint64_t size, uint64_t low_bits, Content conten
   return address;
 }
 
-bool AddressSpace::replace_mapping(const Range& mapping) noexcept {
+// Only what `kept` covers of the mapping gets memory of its own; a small page does for the rest.
+bool AddressSpace::replace_mapping(const Page& small, const Range& mapping,
+                                   const Range& kept) noexcept {
   const abi::MemoryAllocationProperties properties = page_properties(device_);
   const abi::MemoryAccess access{{.type = 1, .id = device_}, kReadWrite};
   abi::MemoryHandle own = 0;
-  if (driver_.memory_create(&own, mapping.size, &properties, 0) != abi::kSuccess) return false;
+  if (driver_.memory_create(&own, kept.size, &properties, 0) != abi::kSuccess) return false;
   bool is_done = driver_.memory_unmap(mapping.address, mapping.size) == abi::kSuccess;
+  for (uint64_t address = mapping.address; is_done && address < mapping.address + mapping.size;) {
+    const bool is_kept = address == kept.address;
+    const uint64_t size = is_kept ? kept.size : small.size;
+    is_done =
+        driver_.memory_map(address, size, 0, is_kept ? own : small.handle, 0) == abi::kSuccess;
+    address += size;
+  }
   is_done = is_done &&
-            driver_.memory_map(mapping.address, mapping.size, 0, own, 0) == abi::kSuccess &&
             driver_.memory_set_access(mapping.address, mapping.size, &access, 1) == abi::kSuccess &&
-            driver_.memset_d8_async(mapping.address, 0, mapping.size, nullptr) == abi::kSuccess;
+            driver_.memset_d8_async(kept.address, 0, kept.size, nullptr) == abi::kSuccess;
   driver_.memory_release(own);  // the mapping keeps it
   return is_done;
 }
@@ -192,12 +200,20 @@ bool AddressSpace::replace_mapping(const Range& mapping) noexcept {
 void AddressSpace::retain(const std::vector<Range>& pieces) noexcept {
   const RelaxedCaptureMode relaxed(driver_);
   for (Region& region : regions_) {
+    const Page& small = region.pages.front();
     std::erase_if(region.mappings, [&](const Range& mapping) {
-      const bool is_kept = std::ranges::any_of(pieces, [&](const Range& piece) {
-        return piece.address < mapping.address + mapping.size &&
-               mapping.address < piece.address + piece.size;
-      });
-      return is_kept && replace_mapping(mapping);
+      uint64_t begin = mapping.size;  // of all pieces in it, as offsets
+      uint64_t end = 0;
+      for (const Range& piece : pieces) {
+        if (piece.address >= mapping.address + mapping.size) continue;
+        if (piece.address + piece.size <= mapping.address) continue;
+        begin = std::min(begin, std::max(piece.address, mapping.address) - mapping.address);
+        end = std::max(end, std::min(piece.address + piece.size - mapping.address, mapping.size));
+      }
+      if (begin >= end) return false;
+      begin = begin / small.size * small.size;
+      end = (end + small.size - 1) / small.size * small.size;
+      return replace_mapping(small, mapping, {mapping.address + begin, end - begin});
     });
   }
 }

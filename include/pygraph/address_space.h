@@ -77,7 +77,7 @@ class AddressSpace {
   void release() noexcept;
   void map_until(Region& region, uint64_t end);
   Page& next_page(Region& region);
-  bool replace_mapping(const Range& mapping) noexcept;
+  bool replace_mapping(const Page& small, const Range& mapping, const Range& kept) noexcept;
 
   const Driver& driver_;
   int device_;

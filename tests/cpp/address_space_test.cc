@@ -94,6 +94,36 @@ TEST_F(AddressSpaceTest, WhatIsKeptHasMemoryOfItsOwn) {
   EXPECT_EQ(device.read_floats(kept, 3), values);
 }
 
+TEST_F(AddressSpaceTest, WhatIsKeptBetweenLargerPagesTakesLittleMemory) {
+  static AddressSpace* space = nullptr;  // for good
+  static Driver table;
+  table = counting(driver);
+  space = new AddressSpace(table, 0, 16384 * kMiB, 512);
+  space->allocate(4500 * kMiB, 0, Content::kOther);
+  const uint64_t around = space->allocate(64 * kMiB, 0, Content::kOther);
+  const uint64_t kept = around + 31 * kMiB;
+  space->poison();
+  counted.bytes = 0;
+  space->retain({{kept, kMiB}, {kept + 3 * kMiB, 512}});
+  device.synchronize();
+  EXPECT_LE(counted.bytes, 8 * kMiB);
+  const std::vector<float> values = {1, 2, 3};
+  const std::vector<float> zeros(3, 0.0F);
+  for (const uint64_t address : {kept, kept + kMiB - 12, kept + 3 * kMiB}) {
+    EXPECT_EQ(device.read_floats(address, 3), zeros);
+    device.write_bytes(address, values.data(), 12);
+  }
+  for (uint64_t offset = 0; offset < 64 * kMiB; offset += kMiB) {  // still mapped
+    const uint64_t address = around + offset;
+    if (address < kept - 2 * kMiB || address >= kept + 6 * kMiB) {
+      device.write_bytes(address, zeros.data(), 12);
+    }
+  }
+  for (const uint64_t address : {kept, kept + kMiB - 12, kept + 3 * kMiB}) {
+    EXPECT_EQ(device.read_floats(address, 3), values);
+  }
+}
+
 TEST_F(AddressSpaceTest, HugeAllocationsCostNoMemory) {
   const Driver table = counting(driver);
   AddressSpace space(table, 0, 2048 * kMiB, 512);

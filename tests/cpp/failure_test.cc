@@ -103,6 +103,36 @@ TEST_F(FailureTest, PagesAreCheckedWithoutPinnedMemoryToo) {
   EXPECT_FALSE(space.untouched());
 }
 
+// Without memory for a larger page, the smaller ones do; any other failure comes out.
+TEST_F(FailureTest, EveryCallThatMapsLargerPagesMayFail) {
+  const auto map = [&] {
+    AddressSpace space(driver, 0, uint64_t{16} << 30, AddressSpace::kIrregularGaps);
+    for (const uint64_t mib : {1, 100, 200, 4000, 100, 1}) {
+      space.allocate(mib << 20, 0, AddressSpace::Content::kFloating);
+    }
+    space.poison();
+    EXPECT_TRUE(space.untouched());
+  };
+  for (const char* symbol : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
+    const int before = device.simulator().calls(symbol);
+    map();
+    const int calls = device.simulator().calls(symbol) - before;
+    EXPECT_GE(calls, 4);
+    for (int nth = 1; nth <= calls; nth += nth < 60 ? 1 : 97) {
+      const size_t live = device.simulator().live_objects();
+      device.simulator().fail(symbol, nth, abi::kOutOfMemory);
+      const bool is_larger_page = std::string(symbol) == "cuMemCreate" && nth > 2;
+      if (is_larger_page) {
+        EXPECT_NO_THROW(map()) << symbol << ", call " << nth;
+      } else {
+        EXPECT_THROW(map(), DriverError) << symbol << ", call " << nth;
+      }
+      device.simulator().forget_failures();
+      EXPECT_EQ(device.simulator().live_objects(), live) << symbol << ", call " << nth;
+    }
+  }
+}
+
 TEST_F(FailureTest, OnlySomeErrorsEndTheProcess) {
   EXPECT_TRUE(DriverError("", 700).sticky());
   EXPECT_FALSE(DriverError("", abi::kOutOfMemory).sticky());

@@ -231,3 +231,14 @@ def test_elements_that_keep_both_poisons_are_unwritten(dtype: torch.dtype) -> No
     assert not mask[1]
     assert not mask[2]
     assert mask[3:].all()
+
+
+def test_a_distance_keeps_no_graph_of_results_that_require_a_gradient() -> None:
+    """It would hold several times a result's memory until all of the result is compared."""
+    saved: list[torch.Tensor] = []
+    result = torch.ones(4, requires_grad=True)
+    other, unused = result * 1.01, torch.zeros(4, dtype=torch.bool)
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda none: result):
+        found = distance.distance(result, other, unused, None)
+    assert found.outliers == 0
+    assert saved == []

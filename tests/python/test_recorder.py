@@ -327,3 +327,33 @@ def test_what_is_written_is_known_even_if_the_recordings_cannot_be_linked(
             recorder.record(request)
     assert pair.finished == [0, 1]
     assert request.written == {7, 0, 1}
+
+
+def test_operators_that_the_first_recording_defines_are_reported_in_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The function may import them at its first use. Operators that an unreported one calls would
+    count as PyTorch's own."""
+    world = _world(monkeypatch, "", RuntimeError())
+    pair = LinkedPair(world, links=True)
+    engine = SimpleNamespace(RecordingPair=lambda args, device, capacity: pair)
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(current, "use_device", lambda index, undo: None)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    are_direct: list[bool] = []
+
+    def function(args: list[Any]) -> list[Any]:
+        if not are_direct:
+            torch.library.custom_op(
+                "pygraph_test::late", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor"
+            )
+        are_direct.append(_is_direct())
+        return [1, 2]
+
+    def _is_direct() -> bool:
+        return bool(getattr(torch.ops.pygraph_test.late.default, "_pyobj_dispatcher", None))
+
+    group: Any = SimpleNamespace(positions=[0])
+    recorder.record(recorder.Request(function, [3, 4], device=_DEVICE, given_away=[group]))
+    assert len(are_direct) == 2 and not are_direct[1]
+    assert _is_direct() == are_direct[0]

@@ -164,3 +164,27 @@ def test_other_graphs_keep_no_memory_during_the_call_where_memory_is_short(
 
     verify.quick_check(_rehearsal(FakeGraph(add_one), call))
     assert released == [0 if has_room else 1]
+
+
+def test_inputs_stay_on_the_device_where_emptying_the_cache_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More may have to be copied than the graph's outputs and donated inputs: what is written, too."""
+    room = [20]  # for copies, beside the allocator's cache
+
+    def clone(
+        args: list[torch.Tensor], positions: list[int], device: torch.device | None = None
+    ) -> list[torch.Tensor]:
+        assert device is None, "moved to host memory"
+        return clone_shared_storages(args, positions)
+
+    monkeypatch.setattr(rehearsal, "clone_shared_storages", clone)
+    monkeypatch.setattr(rehearsal.allocator, "is_scarce", lambda wanted: wanted > room[0])
+    monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: room.__setitem__(0, 1000))
+    monkeypatch.setattr(rehearsal.host_memory, "has_room", lambda wanted: True)
+    group = SimpleNamespace(positions=[0, 1])
+    monkeypatch.setattr(runtime.engine(), "given_away", lambda args: [group])
+    recording = Recording(_Greedy(), StandIns(), [], given_away=frozenset({0, 1}))
+    args = [torch.ones(4), torch.ones(8)]
+    result = verify.quick_check(Rehearsal(add_one, args, recording, frozenset({1})))
+    assert result.failure == "" and not result.suspects

@@ -92,12 +92,12 @@ def record(request: Request) -> Recording:
 
     def body(undo: Undo) -> Recording:
         current.use_device(device, undo)
-        custom_operators.report_all(undo)
         unseen = frozenset(i for tensors in request.given_away for i in tensors.positions)
         pair = runtime.engine().RecordingPair(list(args), device, request.capacity)
         donated = list(request.given_away)
         count = 0
         for index in range(2):
+            custom_operators.report_all(undo)  # the first recording may have defined some
             capture = StreamCapture(request.function, pair, index, device, sources, generators)
             count = undoing(functools.partial(_make, capture, request.hidden))
             request.written.update(pair.may_write())

@@ -38,6 +38,7 @@ def distance(
     unused: mask of elements that no kernel writes; they are left out.
     unsettled: mask of elements that differ from run to run; they count as outliers only.
     """
+    result, other = result.detach(), other.detach()  # the sums would keep a graph of all pieces
     found = torch.zeros(3, dtype=torch.double, device=result.device)  # on the device until the end
     for part, deviation, value, agrees in _pieces(result, other, unused):
         counts = agrees & ~_wide(unused.reshape(-1)[part], other)

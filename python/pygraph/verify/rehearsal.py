@@ -79,7 +79,7 @@ class Rehearsal:
     def _make_room(self) -> None:
         """Empties the cache before a run on clones where memory is scarce. Before the call it is
         emptied in any case: what the call keeps must not lie in larger pieces of earlier runs."""
-        if allocator.is_scarce(self._at_stake):
+        if allocator.is_scarce(max(self._at_stake, self._movable_bytes)):  # before anything is moved
             self._give_memory_back()
 
     def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
