@@ -110,8 +110,11 @@ def measure(workload: Workload, backend: str, calls: int) -> dict[str, Any]:
             variant.step(inputs[i % len(inputs)])
         gc.collect()
         gc.disable()
-        found = {**_times(variant, inputs, calls), **_traced(variant, inputs[0])}
-        return {**found, "shares": _shares(variant, inputs, calls)}
+        try:
+            found = {**_times(variant, inputs, calls), **_traced(variant, inputs[0])}
+            return {**found, "shares": _shares(variant, inputs, calls)}
+        finally:
+            gc.enable()
 
 
 def main() -> None:

@@ -103,7 +103,8 @@ AddressSpace::AddressSpace(const Driver& driver, int device, uint64_t capacity, 
       if (gap_ == kIrregularGaps) begin += irregular_start(half, granularity);
       const uint64_t first =
           begin + (gap_ == kIrregularGaps ? kFirstGap * kAllocationAlignment : 0);
-      regions_.push_back({begin, end, first, begin, {page}, {}, poison});
+      regions_.push_back(
+          {begin, end, first, begin, {page}, kLargerPages[0].when_mapped, {}, poison});
     }
   } catch (...) {
     release();
@@ -133,14 +134,15 @@ uint64_t AddressSpace::mapped_bytes() const {
 
 AddressSpace::Page& AddressSpace::next_page(Region& region) {
   const uint64_t mapped = region.mapped - region.begin;
-  if (region.pages.size() <= kLargerPages.size()) {
-    const auto [size, when_mapped] = kLargerPages[region.pages.size() - 1];
+  if (region.pages.size() <= kLargerPages.size() && mapped >= region.grows_at) {
     const abi::MemoryAllocationProperties properties = page_properties(device_);
-    Page page{.size = size};
-    // Where there is no memory for it, the pages that exist do.
-    if (mapped >= when_mapped &&
-        driver_.memory_create(&page.handle, size, &properties, 0) == abi::kSuccess) {
+    Page page{.size = kLargerPages[region.pages.size() - 1].size};
+    if (driver_.memory_create(&page.handle, page.size, &properties, 0) == abi::kSuccess) {
       region.pages.push_back(page);
+      region.grows_at =
+          kLargerPages[std::min(region.pages.size(), kLargerPages.size()) - 1].when_mapped;
+    } else {
+      region.grows_at = 2 * mapped;  // until there is memory, the pages that exist do
     }
   }
   const auto fits = [&](const Page& page) { return page.size <= region.end - region.mapped; };

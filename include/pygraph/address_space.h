@@ -70,6 +70,7 @@ class AddressSpace {
     uint64_t next;            // first unused address
     uint64_t mapped;          // end of what is mapped
     std::vector<Page> pages;  // the smallest first; larger ones are made when they are needed
+    uint64_t grows_at;        // when so much is mapped, the next larger page is asked for
     std::vector<Range> mappings;
     uint64_t poison;  // the 8-byte pattern
   };

@@ -163,11 +163,14 @@ TEST_F(AddressSpaceTest, SmallPagesDoWhereThereIsNoMemoryForLargerOnes) {
   Driver table = counting(driver);
   table.memory_create = [](abi::MemoryHandle* handle, size_t size,
                            const abi::MemoryAllocationProperties* properties, uint64_t flags) {
-    return size > 2 * kMiB ? abi::kOutOfMemory : counted.create(handle, size, properties, flags);
+    if (size <= 2 * kMiB) return counted.create(handle, size, properties, flags);
+    counted.bytes += size;
+    return abi::Result{abi::kOutOfMemory};
   };
   AddressSpace space(table, 0, 1024 * kMiB, 512);
-  for (int i = 0; i < 50; ++i) space.allocate(2 * kMiB, 0, Content::kFloating);
-  EXPECT_GE(counted.mappings, 50);
+  for (int i = 0; i < 70; ++i) space.allocate(2 * kMiB, 0, Content::kFloating);
+  EXPECT_GE(counted.mappings, 70);
+  EXPECT_EQ(counted.bytes, 2 * 8 * kMiB);  // asked for after 64 and 128 MiB
   space.poison();
   EXPECT_TRUE(space.untouched());
 }
