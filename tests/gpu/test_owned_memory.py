@@ -151,6 +151,7 @@ def _check(
     expected: Callable[..., torch.Tensor],
     *,
     inputs: int = 1,
+    elements: int = 1000,
     disturb: Callable[[], object] = _tables.clear,
 ) -> None:
     """Results are right before and after ``disturb``, whatever the memory holds that it has freed."""
@@ -160,7 +161,7 @@ def _check(
             if call % _CALLS == _CALLS - 1:
                 disturb()
                 _take_free_memory()
-            args = [randn(1000) for _ in range(inputs)]
+            args = [randn(elements) for _ in range(inputs)]
             torch.testing.assert_close(model(*args), expected(*args), msg=f"call {call}")
     torch.cuda.synchronize()
 
@@ -206,8 +207,15 @@ def test_memory_that_the_next_call_replaces() -> None:
     _expect_refusal("keep_last")
 
 
-def test_memory_of_a_recording_that_an_operator_keeps() -> None:
-    _check(lambda x: keep_while_capturing(x * 2) + 1, lambda x: x * 4 + 3, disturb=lambda: None)
+# The second one is over what is mapped in small pages.
+@pytest.mark.parametrize("elements", [1000, 24_000_000])
+def test_memory_of_a_recording_that_an_operator_keeps(elements: int) -> None:
+    _check(
+        lambda x: keep_while_capturing(x * 2) + 1,
+        lambda x: x * 4 + 3,
+        elements=elements,
+        disturb=lambda: None,
+    )
     _expect_refusal("keep_while_capturing")
     assert _held
     for number, tensor in enumerate(_held):  # it can be used, like any other
