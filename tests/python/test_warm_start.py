@@ -214,7 +214,7 @@ def test_a_pytorch_that_loads_in_another_way_compiles(
         monkeypatch.setattr(state, attribute, set())
     with monkeypatch.context() as patch:
         digest = sources.digest
-        patch.setattr(sources, "digest", lambda n: "another" if n == name else digest(n))
+        patch.setattr(sources, "digest", lambda n, *more: "another" if n == name else digest(n, *more))
         assert _start(graphs) == (0, 0)
         (row,) = (row for row in pygraph.status().patches if row.name == "warm_start")
         assert (row.state, row.reason) == ("unknown source", f"{name} has changed")
