@@ -147,6 +147,35 @@ def test_a_pytorch_that_asks_in_another_way_is_left_alone(
         assert vars(graphs)[_ASKS] is theirs
 
 
+@pytest.mark.filterwarnings("error")  # of Dynamo, about our code
+def test_a_compiled_program_that_asks_is_told_no_and_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch 2.15 raises where something is to be compiled in a capture."""
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y + 1 if is_current_stream_capturing() else y - 1
+
+    does_capture = False
+    monkeypatch.setattr(graphs, _ASKS, lambda: does_capture)
+    torch._dynamo.reset()
+    function, hidden = torch.compile(step, backend=backend), HiddenCapture()
+    expected = function(torch.ones(2))
+    count, frames = len(compiled), dict(torch._dynamo.utils.counters["frames"])
+    does_capture = True
+    with during(hidden.begin):
+        assert torch.equal(function(torch.ones(2)), expected)
+    assert hidden.was_asked
+    assert len(compiled) == count
+    assert dict(torch._dynamo.utils.counters["frames"]) == frames
+
+
 def test_what_somebody_else_puts_there_meanwhile_stays(captures: None) -> None:
     def theirs() -> bool:
         return True
