@@ -234,6 +234,22 @@ def test_what_a_later_call_may_record_is_not_tried_with_the_truth(
     assert program.answers == [False]
 
 
+def test_a_thread_that_has_not_run_the_program_does_not_try_with_the_truth(world: World) -> None:
+    """A library may lack a handle for the thread, which the first try perhaps has made."""
+    fails: dict[bool, Exception] = {False: RuntimeError("no handle")}
+    program = _Asking(world, fails=fails)
+    program.call(0)
+    thread = threading.Thread(target=program.call, args=(1,))
+    thread.start()
+    thread.join()
+    assert program.answers == [False]
+    assert program.entry.state is State.UNCAPTURED
+    fails.clear()
+    assert torch.equal(program.call(2), program.expected(2))
+    assert program.answers == [False] * 3
+    assert program.entry.graph is not None
+
+
 def test_after_all_ways_everything_is_as_before(world: World) -> None:
     before = world.gpu.surroundings()
     for fails in ({}, {False: _SYNC}, {False: _SYNC, True: _SYNC}):

@@ -31,6 +31,7 @@ class Call:
     function: the function to record. uncaptured: makes the call without a graph. Both consume ``args``.
     may_donate: whether the graph may use the memory of arguments that the call gives away.
     pending: an earlier attempt that this call continues.
+    has_run_here: whether its thread has run the function before.
     """
 
     function: Function
@@ -41,3 +42,4 @@ class Call:
     effects: SideEffects = SideEffects()
     may_donate: bool = True
     pending: Pending | None = None
+    has_run_here: bool = True
