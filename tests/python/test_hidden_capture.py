@@ -14,7 +14,9 @@ import pygraph
 from pygraph import runtime
 from pygraph.callables import serving
 from pygraph.callables.host.host_state import HostState
+from pygraph.partition.recording_policy import MOST_IN_NEW_THREADS, RecordingPolicy
 from pygraph.partition.signature import State
+from pygraph.record import stream_capture
 from pygraph.record.hidden_capture import HiddenCapture
 
 from .contexts import during
@@ -64,6 +66,11 @@ class _Asking(Program):
         """The second call is recorded."""
         for number in range(2):
             assert torch.equal(self.call(number), self.expected(number))
+
+    def call_in_new_thread(self, number: int) -> None:
+        thread = threading.Thread(target=self.call, args=(number,))
+        thread.start()
+        thread.join()
 
 
 def _asked_from(module: str) -> Ask:
@@ -239,14 +246,25 @@ def test_a_thread_that_has_not_run_the_program_does_not_try_with_the_truth(world
     fails: dict[bool, Exception] = {False: RuntimeError("no handle")}
     program = _Asking(world, fails=fails)
     program.call(0)
-    thread = threading.Thread(target=program.call, args=(1,))
-    thread.start()
-    thread.join()
+    program.call_in_new_thread(1)
     assert program.answers == [False]
     assert program.entry.state is State.UNCAPTURED
     fails.clear()
     assert torch.equal(program.call(2), program.expected(2))
     assert program.answers == [False] * 3
+    assert program.entry.graph is not None
+
+
+def test_of_new_threads_the_last_one_tries_with_the_truth(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls of a program may be in new threads."""
+    monkeypatch.setattr(stream_capture, "make_handles", lambda: None)
+    program = _Asking(world, fails={False: _SYNC})
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", lambda *of, **how: 0.0)
+    for number in range(MOST_IN_NEW_THREADS + 1):  # the first one is not recorded
+        program.call_in_new_thread(number)
+    assert program.answers == [False] * MOST_IN_NEW_THREADS + [True, True]
     assert program.entry.graph is not None
 
 

@@ -72,7 +72,7 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
 
 def _may_pass(failed: Attempt, call: Call) -> bool:
     """Whether a later call may be recorded in the same way."""
-    if failed.raised and not call.has_run_here:
+    if failed.raised and call.is_new_thread:
         return True
     return failed.is_transient or failed.failure.endswith(recorder.OUT_OF_MEMORY)
 

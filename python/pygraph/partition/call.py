@@ -31,7 +31,7 @@ class Call:
     function: the function to record. uncaptured: makes the call without a graph. Both consume ``args``.
     may_donate: whether the graph may use the memory of arguments that the call gives away.
     pending: an earlier attempt that this call continues.
-    has_run_here: whether its thread has run the function before.
+    is_new_thread: whether its thread has not run the function, and others may try if a capture raises.
     """
 
     function: Function
@@ -42,4 +42,4 @@ class Call:
     effects: SideEffects = SideEffects()
     may_donate: bool = True
     pending: Pending | None = None
-    has_run_here: bool = True
+    is_new_thread: bool = False

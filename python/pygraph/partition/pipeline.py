@@ -145,7 +145,7 @@ class Pipeline:
             effects=self.effects.known,
             may_donate=entry.donation.is_allowed,
             pending=entry.recording.pending,
-            has_run_here=has_run_here,
+            is_new_thread=not has_run_here and entry.recording.retries.has_more_threads,
         )
 
     def _make_room(self, entry: Entry, args: list[Any]) -> int:
