@@ -63,6 +63,18 @@ def _assert_same_results(function: Callable[[torch.Tensor], torch.Tensor]) -> No
         assert torch.equal(step(x), function(x))
 
 
+def test_compiled_code_that_asks_has_a_graph_of_its_uncaptured_way() -> None:
+    """It asks where its graph breaks. Nothing may be compiled in a capture."""
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y * 1.0001 if is_current_stream_capturing() else y
+
+    _assert_same_results(function)
+    assert len(captured()) == 1, pygraph.stats()
+
+
 def test_a_program_that_waits_unless_it_is_captured_is_recorded_again() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

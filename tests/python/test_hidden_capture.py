@@ -14,7 +14,9 @@ import pygraph
 from pygraph import runtime
 from pygraph.callables import serving
 from pygraph.callables.host.host_state import HostState
+from pygraph.partition.recording_policy import MOST_IN_NEW_THREADS, RecordingPolicy
 from pygraph.partition.signature import State
+from pygraph.record import stream_capture
 from pygraph.record.hidden_capture import HiddenCapture
 
 from .contexts import during
@@ -64,6 +66,11 @@ class _Asking(Program):
         """The second call is recorded."""
         for number in range(2):
             assert torch.equal(self.call(number), self.expected(number))
+
+    def call_in_new_thread(self, number: int) -> None:
+        thread = threading.Thread(target=self.call, args=(number,))
+        thread.start()
+        thread.join()
 
 
 def _asked_from(module: str) -> Ask:
@@ -147,6 +154,35 @@ def test_a_pytorch_that_asks_in_another_way_is_left_alone(
         assert vars(graphs)[_ASKS] is theirs
 
 
+@pytest.mark.filterwarnings("error")  # of Dynamo, about our code
+def test_a_compiled_program_that_asks_is_told_no_and_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch 2.15 raises where something is to be compiled in a capture."""
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y + 1 if is_current_stream_capturing() else y - 1
+
+    does_capture = False
+    monkeypatch.setattr(graphs, _ASKS, lambda: does_capture)
+    torch._dynamo.reset()
+    function, hidden = torch.compile(step, backend=backend), HiddenCapture()
+    expected = function(torch.ones(2))
+    count, frames = len(compiled), dict(torch._dynamo.utils.counters["frames"])
+    does_capture = True
+    with during(hidden.begin):
+        assert torch.equal(function(torch.ones(2)), expected)
+    assert hidden.was_asked
+    assert len(compiled) == count
+    assert dict(torch._dynamo.utils.counters["frames"]) == frames
+
+
 def test_what_somebody_else_puts_there_meanwhile_stays(captures: None) -> None:
     def theirs() -> bool:
         return True
@@ -203,6 +239,33 @@ def test_what_a_later_call_may_record_is_not_tried_with_the_truth(
     program = _Asking(world, fails={False: error})
     program.call_twice()
     assert program.answers == [False]
+
+
+def test_a_thread_that_has_not_run_the_program_does_not_try_with_the_truth(world: World) -> None:
+    """A library may lack a handle for the thread, which the first try perhaps has made."""
+    fails: dict[bool, Exception] = {False: RuntimeError("no handle")}
+    program = _Asking(world, fails=fails)
+    program.call(0)
+    program.call_in_new_thread(1)
+    assert program.answers == [False]
+    assert program.entry.state is State.UNCAPTURED
+    fails.clear()
+    assert torch.equal(program.call(2), program.expected(2))
+    assert program.answers == [False] * 3
+    assert program.entry.graph is not None
+
+
+def test_of_new_threads_the_last_one_tries_with_the_truth(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls of a program may be in new threads."""
+    monkeypatch.setattr(stream_capture, "make_handles", lambda: None)
+    program = _Asking(world, fails={False: _SYNC})
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", lambda *of, **how: 0.0)
+    for number in range(MOST_IN_NEW_THREADS + 1):  # the first one is not recorded
+        program.call_in_new_thread(number)
+    assert program.answers == [False] * MOST_IN_NEW_THREADS + [True, True]
+    assert program.entry.graph is not None
 
 
 def test_after_all_ways_everything_is_as_before(world: World) -> None:

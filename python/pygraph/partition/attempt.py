@@ -63,15 +63,17 @@ def record_and_link(call: Call, written: set[int]) -> recorder.Recording | Attem
         return _record_and_link(call, written, None)
     hidden = HiddenCapture()
     result = _record_and_link(call, written, hidden)
-    if isinstance(result, recorder.Recording) or not hidden.was_asked or _may_pass(result):
+    if isinstance(result, recorder.Recording) or not hidden.was_asked or _may_pass(result, call):
         return result
     text = "%s: recorded again, as one that knows that it is captured: %s"
     runtime.note(logging.INFO, text, call.info.name, result.failure)
     return _record_and_link(call, written, None)
 
 
-def _may_pass(failed: Attempt) -> bool:
+def _may_pass(failed: Attempt, call: Call) -> bool:
     """Whether a later call may be recorded in the same way."""
+    if failed.raised and call.is_new_thread:
+        return True
     return failed.is_transient or failed.failure.endswith(recorder.OUT_OF_MEMORY)
 
 

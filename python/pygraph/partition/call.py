@@ -31,6 +31,7 @@ class Call:
     function: the function to record. uncaptured: makes the call without a graph. Both consume ``args``.
     may_donate: whether the graph may use the memory of arguments that the call gives away.
     pending: an earlier attempt that this call continues.
+    is_new_thread: whether its thread has not run the function, and others may try if a capture raises.
     """
 
     function: Function
@@ -41,3 +42,4 @@ class Call:
     effects: SideEffects = SideEffects()
     may_donate: bool = True
     pending: Pending | None = None
+    is_new_thread: bool = False

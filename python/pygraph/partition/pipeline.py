@@ -114,7 +114,7 @@ class Pipeline:
         try:
             if not has_run_here and entry.recording.retries.in_new_threads > 0:
                 stream_capture.make_handles()
-            result = attempt(self._call(entry, args))
+            result = attempt(self._call(entry, args, has_run_here))
         finally:
             seconds = time.perf_counter() - start
             self.policy.note_recording(seconds)
@@ -135,7 +135,7 @@ class Pipeline:
             undoing(partial(self.conclude, entry, result, seconds))
         return result.outputs
 
-    def _call(self, entry: Entry, args: list[Any]) -> Call:
+    def _call(self, entry: Entry, args: list[Any], has_run_here: bool) -> Call:
         return Call(
             function=self.function,
             uncaptured=self.host.uncaptured,
@@ -145,6 +145,7 @@ class Pipeline:
             effects=self.effects.known,
             may_donate=entry.donation.is_allowed,
             pending=entry.recording.pending,
+            is_new_thread=not has_run_here and entry.recording.retries.has_more_threads,
         )
 
     def _make_room(self, entry: Entry, args: list[Any]) -> int:

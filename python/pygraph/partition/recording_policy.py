@@ -56,6 +56,11 @@ class Retries:
             return True
         return False
 
+    @property
+    def has_more_threads(self) -> bool:
+        """Whether one more capture that raises in a new thread is not the last one there."""
+        return self.in_new_threads + 1 < MOST_IN_NEW_THREADS
+
     def note(self, is_transient: bool) -> None:
         """Notes a recording that failed because of the call, or because of its thread."""
         if not is_transient:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from torch._dynamo import eval_frame
 from torch.cuda import graphs
 
 from pygraph.undoing import Undo
@@ -46,6 +47,10 @@ class HiddenCapture:
             self.was_asked = True
             return False
 
+        # Compiled code asks where its graph breaks. Dynamo would compile these, which is an error in a
+        # capture, and compiled code has other frames.
+        for function in (answer, _is_of_program):
+            eval_frame.skip_code(function.__code__)
         undo.append(functools.partial(_put_back, answer, original))
         setattr(graphs, _ASKS, answer)
 
