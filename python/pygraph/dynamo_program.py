@@ -1,4 +1,4 @@
-"""Questions about the program that Dynamo is compiling in this thread.
+"""Questions about the program that Dynamo is compiling in this thread, and what it is told.
 
 Nothing of PyTorch is replaced here. Dynamo has no public interface for these questions, and features
 depend on the answers, so they cannot be switched off like patches (:mod:`pygraph.torch_patches`). They
@@ -8,7 +8,7 @@ are in one place because another release of PyTorch may need other code.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,3 +74,8 @@ def allows_recompilation(function: types.CodeType, left: int) -> bool:
         return False
     compiled = eval_frame._debug_get_cache_entry_list(function)
     return bool(len(compiled) + left <= config.recompile_limit)
+
+
+def leave_alone(function: Callable[..., Any]) -> None:
+    """Dynamo never compiles the function, also where it takes over from code that it has compiled."""
+    eval_frame.skip_code(function.__code__)

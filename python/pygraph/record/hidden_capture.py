@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from torch._dynamo import eval_frame
 from torch.cuda import graphs
 
+from pygraph import dynamo_program
 from pygraph.undoing import Undo
 
 _ASKS = "_cuda_isCurrentStreamCapturing"  # the global by which PyTorch's function asks the driver
@@ -50,7 +50,7 @@ class HiddenCapture:
         # Compiled code asks where its graph breaks. Dynamo would compile these, which is an error in a
         # capture, and compiled code has other frames.
         for function in (answer, _is_of_program):
-            eval_frame.skip_code(function.__code__)
+            dynamo_program.leave_alone(function)
         undo.append(functools.partial(_put_back, answer, original))
         setattr(graphs, _ASKS, answer)
 
