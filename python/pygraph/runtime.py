@@ -135,9 +135,12 @@ def release_workspaces() -> None:
 
 
 def note(level: int, text: str, *values: object) -> None:
-    """Logs a message in the middle of a call. Ignores exceptions of the user's log handlers."""
-    with contextlib.suppress(Exception):
+    """Logs a message in the middle of a call. Ignores exceptions of the user's log handlers, but for
+    what a signal's handler has raised."""
+    try:
         log.log(level, text, *values)
+    except Exception as error:
+        signal_exceptions.pass_on(error)
 
 
 def first_line(error: object) -> str:

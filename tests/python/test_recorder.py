@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -209,6 +211,45 @@ def test_wherever_a_recording_fails_everything_is_as_before(
     check_interrupted()
     assert (world.uses, world.released) == (0, 1)
     assert stream_capture._abandoned == stream_capture._interrupted == []
+
+
+def _late(number: int, frame: Any) -> NoReturn:
+    raise TimeoutError
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, _late)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("place", ["capture_end", "still_held"])
+def test_what_a_signals_handler_raises_in_the_clean_up_comes_after_it(
+    monkeypatch: pytest.MonkeyPatch, handled: None, place: str
+) -> None:
+    world = _world(monkeypatch, "", RuntimeError())
+    places = [place]
+
+    def step(name: str) -> None:
+        if name in places:
+            places.clear()
+            signal.raise_signal(signal.SIGUSR1)
+
+    def function(args: list[Any]) -> list[Any]:
+        raise RuntimeError("it cannot be captured")
+
+    monkeypatch.setattr(world, "step", step)
+    raised = []
+    for do in (lambda: _capture(function, world, [0], [SimpleNamespace()]), check_abandoned):
+        try:
+            do()
+        except Exception as error:
+            raised.append(type(error))
+    assert raised[-1] is TimeoutError
+    assert not (world.is_begun or world.is_routed or world.is_capturing or world.are_workspaces_aside)
+    assert (world.uses, world.released) == (0, 1)
+    assert stream_capture._abandoned == []
 
 
 def test_no_recording_begins_while_the_program_captures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,10 @@ def test_one_that_the_program_handles_is_not_raised_again(installed: Any) -> Non
         _dropping_harmless(_fail)
 
 
+@pytest.mark.parametrize("has_failed", [False, True])  # the recording, before
 @pytest.mark.parametrize("runs_program", [False, True])
 def test_one_that_came_while_it_recorded_is_known_to_callers(
-    installed: Any, monkeypatch: pytest.MonkeyPatch, runs_program: bool
+    installed: Any, monkeypatch: pytest.MonkeyPatch, runs_program: bool, has_failed: bool
 ) -> None:
     installed(_late)
     memory: list[weakref.ref[_LateObject]] = []
@@ -179,7 +180,11 @@ def test_one_that_came_while_it_recorded_is_known_to_callers(
     def record(request: Any) -> None:
         own = _LateObject()
         memory.append(weakref.ref(own))
-        _signal()
+        try:
+            if has_failed:
+                _fail()
+        finally:
+            _signal()
 
     def check_abandoned() -> None:  # it keeps for good what is in use
         assert memory[-1]() is None
@@ -208,3 +213,10 @@ def test_one_that_came_while_it_recorded_is_known_to_callers(
         _dropping(lambda: record_and_link(call, set()))
     with contextlib.suppress(_Late):
         record_and_link(call, set())
+    handled = ValueError("of the program's own")
+    with pytest.raises(_Late) as raised:
+        try:
+            raise handled
+        except ValueError:
+            record_and_link(call, set())
+    assert raised.value.__context__ is handled

@@ -110,9 +110,9 @@ def _record_and_link(
             raised=not isinstance(error, runtime.engine().NotRelocatable),
             is_transient=isinstance(error, (stream_capture.PoolInUse, runtime.OthersDraw)),
         )
-    if raised is not None:
-        raised.__traceback__ = None
-    # From here the error is gone, whose frames held the recording's memory.
+    if raised is not None:  # (Where it is raised again, it gets the program's context.)
+        raised.__traceback__ = raised.__context__ = None
+    # From here the errors are gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
     if raised is not None:

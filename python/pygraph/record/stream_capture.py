@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import current
 from pygraph.gpu.load import side_stream
 from pygraph.record import memory_pools, owned_memory
 from pygraph.record.kernel_access import accesses_of
-from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 
 if TYPE_CHECKING:
@@ -151,7 +150,8 @@ class StreamCapture:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "the CUDA graph is empty"
                 graph.capture_end()
-        except Exception:
+        except Exception as error:
+            signal_exceptions.pass_on(error)  # the undo step is made again
             # PyTorch 2.11 leaves the allocator routed to the pool, the pool in use, and generators in
             # capture mode. Later releases (2.15) end all of it in reset(), and a pool that is
             # released twice makes the allocator raise for good.
@@ -196,12 +196,14 @@ _interrupted: list[_Left] = []  # of those that a KeyboardInterrupt or the like 
 
 def check_abandoned() -> None:
     """Cleans up after failed recordings. To be called when their exceptions are gone, which hold
-    memory."""
+    memory. An interrupt is raised after all of it."""
+    undoing(lambda undo: undo.append(_check_abandoned))
+
+
+def _check_abandoned() -> None:
     while _abandoned:
-        try:
+        with runtime.harmless("looking at a failed recording"):
             _keep_held(*_abandoned[-1])
-        except Exception:
-            log.warning("what a recording has left could not be looked at", exc_info=True)
         _abandoned.pop()
 
 
