@@ -85,10 +85,12 @@ class Moments:
 
     def __init__(self, at: int = -1, error: BaseException | None = None, again: int = 0) -> None:
         self.seen: list[Moment] = []
+        self.raised = 0  # how many times
         self._raises_at = {at, at + again}
         self._at = at
         self._error = error
         self._last: dict[FrameType, int] = {}  # the instruction of each frame
+        self._is_removed = False  # by Python, because it has raised
 
     @property
     def is_over(self) -> bool:
@@ -96,13 +98,28 @@ class Moments:
         return len(self.seen) > self._at >= 0
 
     def run(self, call: Callable[[], Any]) -> Any:
-        before = sys.gettrace()
+        before = sys.gettrace(), sys.getprofile()
         sys.settrace(self._begin)
+        sys.setprofile(self._put_back)
         try:
             return call()
         finally:
-            sys.settrace(before)
+            sys.setprofile(before[1])
+            sys.settrace(before[0])
             self._last.clear()
+
+    def _put_back(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Python removes a tracer that has raised, but no profiler."""
+        if not self._is_removed:
+            return
+        self._is_removed = False
+        self._last.clear()
+        sys.settrace(self._begin)
+        caller: FrameType | None = frame
+        while caller is not None:
+            if _is_own(caller):
+                caller.f_trace_opcodes, caller.f_trace_lines, caller.f_trace = True, False, self._step
+            caller = caller.f_back
 
     def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not _is_own(frame):
@@ -121,6 +138,8 @@ class Moments:
                 self.seen.append((code.co_filename, code.co_qualname, at))
                 if len(self.seen) - 1 in self._raises_at:
                     assert self._error is not None
+                    self._is_removed = True
+                    self.raised += 1
                     if isinstance(self._error, HandlerError):
                         _handler(self._error, frame)
                     raise self._error
