@@ -17,8 +17,8 @@ constexpr int kReadWrite = 3;
 constexpr uint64_t kMostGaps = 128;  // of 512 bytes
 constexpr uint64_t kFirstGap = 89;   // of 512 bytes, where gaps are irregular
 
-// A larger page saves mappings (some 70 us each), and takes time to fill and to check (0.3 ms per
-// MiB and replay). So a region gets one when this much of it is mapped. The smallest first; the
+// A larger page saves mappings (some 80 us each), and takes time to fill and to check (0.2 ms per
+// MiB and replay on an H200). So a region gets one when this much of it is mapped. The smallest first; the
 // sizes are multiples of every granularity.
 struct LargerPage {
   uint64_t size;

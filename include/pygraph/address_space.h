@@ -4,7 +4,7 @@
 // mapped, because copy nodes refuse unmapped addresses. So a range of virtual addresses is
 // reserved, and every 2 MiB of it is mapped to one of two physical pages, one for floating-point
 // tensors and one for everything else. A recording uses 4 MiB of device memory. A mapping takes the
-// driver some 70 us, so what comes after the first 64 MiB of either kind is mapped to a page of 8
+// driver some 80 us, so what comes after the first 64 MiB of either kind is mapped to a page of 8
 // MiB, and what comes after 4 GiB to one of 32 MiB: recording a graph that works on 30 GB of
 // floating-point tensors uses 44 MiB.
 //
