@@ -18,8 +18,8 @@ constexpr uint64_t kMostGaps = 128;  // of 512 bytes
 constexpr uint64_t kFirstGap = 89;   // of 512 bytes, where gaps are irregular
 
 // A larger page saves mappings (some 80 us each), and takes time to fill and to check (0.2 ms per
-// MiB and replay on an H200). So a region gets one when this much of it is mapped. The smallest first; the
-// sizes are multiples of every granularity.
+// MiB and replay on an H200). So a region gets one when this much of it is mapped. The smallest
+// first; the sizes are multiples of every granularity.
 struct LargerPage {
   uint64_t size;
   uint64_t when_mapped;
