@@ -7,6 +7,7 @@
 #include "callables/call_observer.h"
 #include "callables/host_watch.h"
 #include "callables/modes.h"
+#include "callables/served_calls.h"
 #include "callables/state.h"
 #include "callables/storage_exchange.h"
 #include "tensors/gradients.h"
@@ -167,6 +168,13 @@ void bind_host_watch(py::module_& m) {
       .def("restore", py::overload_cast<>(&HostWatch::restore));
 }
 
+void bind_served_calls(py::module_& m) {
+  m.def("served_calls", &make_served_calls);
+  m.def("add_known_call", &add_known_call);
+  m.def("forget_known_calls", &forget_known_calls);
+  m.def("take_served_count", &take_served_count);
+}
+
 }  // namespace
 
 void bind_callables(py::module_& m) {
@@ -176,6 +184,7 @@ void bind_callables(py::module_& m) {
   bind_gradients(m);
   bind_arguments(m);
   bind_host_watch(m);
+  bind_served_calls(m);
 }
 
 }  // namespace pygraph::bindings

@@ -1,5 +1,5 @@
-// How long the parts of replays take: for benchmarks (benchmarks/call_clocks.py). Off by default;
-// then each part costs a load and a branch.
+// How long the parts of replays, and of calls that they serve, take: for benchmarks
+// (benchmarks/call_clocks.py). Off by default; then each part costs a load and a branch.
 #pragma once
 
 #include <array>
@@ -11,6 +11,13 @@ namespace pygraph::bindings {
 
 // In the order of a call.
 enum class ReplayPart : uint8_t {
+  // Of a graphed callable's call (callables/served_calls.h).
+  kMayBeServed,
+  kArguments,
+  kState,  // whose memory is still its own; which gradients there are
+  kHost,
+  kInputs,  // gradients and rates, whether memory is shared, the list of arguments
+  // Of any replay.
   kMatch,      // the arguments with the graphs; their addresses
   kStream,     // the call's stream, and what the call gives away
   kAddresses,  // the list of addresses; gradients that are taken
@@ -20,6 +27,10 @@ enum class ReplayPart : uint8_t {
   kLaunch,
   kOutputs,
   kRelease,  // of the list of arguments
+  // Of a graphed callable's call.
+  kVersions,
+  kGradients,
+  kResult,
   kCount
 };
 

@@ -57,6 +57,9 @@ class Replaying:
             self.function.rehearse(clone_shared_storages(inputs, list(every)))
         return self.verify(inputs, before, self.function.rehearse(before))
 
+    def replay(self, inputs: list[Any]) -> Sequence[Any] | None:
+        return self.callable(inputs) if self.calls > 1 else None
+
     def verify(self, inputs: list[Any], before: list[Any], replayed: Sequence[Any]) -> Sequence[Any]:
         """Makes the call, and compares a replay on ``before`` with it."""
         kept = list(inputs)

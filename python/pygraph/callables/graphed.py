@@ -68,6 +68,7 @@ class Graphed:
 
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served
+        self._served = serving.served_calls()  # kinds of them are known from the last call of each
         self._variants: dict[Any, list[Variant]] = {}
         self._refused = RefusedCalls(self._note)
         self._unmatched = 0  # calls in a row that no variant fits
@@ -96,6 +97,9 @@ class Graphed:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        made = self._served(args, kwargs)
+        if made is not None:
+            return made[0]
         if serving.is_calling() or not serving.may_be_served():
             return self._function(*args, **kwargs)
         lock = runtime.drawing_lock()  # the thread is part of no capture
@@ -140,7 +144,12 @@ class Graphed:
         self._unmatched = 0
         if variant.is_shared_by(arguments):
             return self._uncaptured(args, kwargs)
-        return variant.call(arguments, lambda: self._uncaptured(args, kwargs))
+        runtime.engine().forget_known_calls(self._served, variant)
+        result = variant.call(arguments, lambda: self._uncaptured(args, kwargs))
+        kind = variant.known_call(arguments)
+        if kind is not None:
+            runtime.engine().add_known_call(self._served, kind)
+        return result
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
@@ -151,7 +160,8 @@ class Graphed:
         return rates.with_tensors(self._rated, self._device, lambda: self._function(*args, **kwargs))
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that is not known to be served by any variant."""
+        """A call that is not known to be served by any variant. It may change what the others serve."""
+        runtime.engine().forget_known_calls(self._served, None)
         if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
             return self._uncaptured(args, kwargs)
         if not self._refused.is_to_be_observed():
@@ -238,6 +248,8 @@ class Graphed:
     def _new_variant(self, now: HostState, changed: list[str], key: Key) -> Variant | None:
         """For a call that no variant fits; changed: how the last one differs. None if that was so too
         often in a row."""
+        if runtime.engine().take_served_count(self._served):
+            self._unmatched = 0
         self._unmatched += 1
         if self._refused.why_not_observed or self._unmatched > _MOST_UNMATCHED:
             if not self._refused.why_not_observed:

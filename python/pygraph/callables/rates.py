@@ -102,6 +102,15 @@ class Rates:
             self._values = values
         return list(self._tensors)
 
+    @property
+    def are_set(self) -> bool:
+        """Whether the callable sets some itself."""
+        return bool(self._set)
+
+    @property
+    def groups(self) -> list[_Group]:
+        return [rated.group for rated in self._groups]
+
     def note_set(self, given: Sequence[torch.Tensor]) -> None:
         """After the callable has run in a recording, with these rates: it may have set others."""
         pairs = [(rated.group, rated.group.get("lr")) for rated in self._groups]
@@ -110,8 +119,8 @@ class Rates:
     def can_be_followed(self) -> bool:
         """Whether the program has not put something else there; and whether those that the callable
         sets are so already, because a replay does not set them."""
-        are_set = all(type(rate) is float and group["lr"] == rate for group, rate in self._set)
-        return are_set and all(rated.is_float for rated in self._groups)
+        are_right = all(type(rate) is float and group["lr"] == rate for group, rate in self._set)
+        return are_right and all(rated.is_float for rated in self._groups)
 
 
 def begin_recording(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
@@ -32,3 +33,17 @@ def may_be_served() -> bool:
     if parametrize._cache_enabled:  # parametrized weights may be those of an earlier call
         return False
     return not torch.cuda.is_current_stream_capturing()
+
+
+def served_calls() -> Any:
+    """Of one callable: those that the engine makes without Python (bindings/callables/served_calls.h).
+    The engine asks what ``may_be_served`` asks, but for what is the same as long as a process lives."""
+    hooks: Any = torch.nn.modules.module
+    variables = [
+        (vars(torch.autograd.forward_ad), "_current_level", -1),
+        (vars(torch.compiler), "_is_compiling_flag", False),
+        (vars(parametrize), "_cache_enabled", 0),
+        *((vars(hooks), name, None) for name in hooks._has_any_global_hook.__code__.co_names),
+    ]
+    transform = torch._C._functorch.peek_interpreter_stack
+    return runtime.engine().served_calls(inside, runtime._own, variables, transform)

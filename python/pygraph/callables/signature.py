@@ -57,6 +57,7 @@ class Arguments:
     tensors: those among the leaves, each once. numbers: by leaf, which of them it is. objects: leaves
     that are neither tensors nor values, by name; the callable may read and change them.
     key: equal for calls that differ in nothing but their tensors' contents, addresses and layouts.
+    form: by which the engine has taken them apart, or None.
     """
 
     leaves: list[Any]
@@ -65,6 +66,7 @@ class Arguments:
     numbers: dict[int, int]
     objects: dict[str, Any]
     key: Key
+    form: Form | None = None
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
@@ -170,12 +172,12 @@ class Forms:
     """The forms of the last arguments that were added. Thread-safe."""
 
     def __init__(self) -> None:
-        self._forms: list[_Form] = []
+        self._forms: list[Form] = []
 
     def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """As the function does, for arguments of one of these forms; None for others."""
         for form in self._forms:
-            found = form.match(args, kwargs)
+            found = form.engine.match(args, kwargs)
             if found is not None:
                 return form.arguments(*found)
         return None
@@ -184,19 +186,19 @@ class Forms:
         """arguments: those that are passed, taken apart. Not all have a form."""
         form = runtime.engine().argument_form(args, kwargs, pytree.SUPPORTED_NODES)
         if form is not None:
-            self._forms = [_Form(form, arguments), *self._forms[: _MOST_FORMS - 1]]
+            self._forms = [Form(form, arguments), *self._forms[: _MOST_FORMS - 1]]
 
 
-class _Form:
+class Form:
     """What all arguments of one form have in common. Keeps no object of the program's."""
 
     def __init__(self, form: Any, arguments: Arguments) -> None:
         self._held = form.leaf_types  # which the engine refers to
-        self.match = form.match
+        self.engine = form
         self._spec, self._numbers, self._key = arguments.spec, arguments.numbers, arguments.key
         objects = {id(leaf) for leaf in arguments.objects.values()}
         self._objects = [i for i, leaf in enumerate(arguments.leaves) if id(leaf) in objects]
 
     def arguments(self, leaves: list[Any], tensors: list[torch.Tensor]) -> Arguments:
         objects = {f"argument {i}": leaves[i] for i in self._objects}
-        return Arguments(leaves, self._spec, tensors, self._numbers, objects, self._key)
+        return Arguments(leaves, self._spec, tensors, self._numbers, objects, self._key, self)

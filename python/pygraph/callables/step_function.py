@@ -85,6 +85,7 @@ class StepFunction:
         """Makes one call by ``graphed``, the partition's callable. Returns its result. make: makes the
         call uncaptured. tell_replayed: is told where the callable itself has not made it."""
         own, rest = self._call, self._rest()
+        own.was_replayed = False
         made: dict[int, Any] = {}
         try:
             own.arguments, own.rest, own.make = arguments, rest, make
@@ -95,7 +96,8 @@ class StepFunction:
             outputs = made[0]
             if own.result is not None:
                 return own.result[0]
-            if self._is_replayed:
+            own.was_replayed = self._is_replayed
+            if own.was_replayed:
                 tell_replayed(arguments)
             self._leave_gradients(outputs)
             return self._result(outputs)
@@ -108,6 +110,11 @@ class StepFunction:
         finally:
             serving.inside.is_made = bool(made)
             own.arguments = own.rest = own.make = own.result = own.structure = None
+
+    @property
+    def was_replayed(self) -> bool:
+        """Whether a replay has made the last call of this thread."""
+        return getattr(self._call, "was_replayed", False)
 
     @property
     def _is_replayed(self) -> bool:
@@ -132,9 +139,30 @@ class StepFunction:
 
     def _result(self, outputs: Any) -> Any:
         """Of a replay."""
-        leaves = outputs[: len(self._form.kinds)]
-        arguments = self._call.arguments.tensors
+        return self._result_of(outputs[: len(self._form.kinds)], self._call.arguments.tensors)
+
+    def _result_of(self, leaves: Any, arguments: list[torch.Tensor]) -> Any:
         return self._unflatten(as_observed(leaves, self._form.inference, arguments))
+
+    def known_call(self) -> dict[str, Any]:
+        """What the engine is told of calls that a replay serves: variant.py."""
+        around, form = self._around, self._form
+        is_one = form.spec.num_nodes == 1 and form.spec.num_leaves == 1
+        result_of: Any = None if is_one else self._unflatten
+        if form.inference or torch.is_inference_mode_enabled() or result_of not in (None, tuple, list):
+            result_of = self._result_of
+        return {
+            "state": around.state,
+            "differentiated": around.tensors,
+            "used": around.used,
+            "groups": around.rates.groups,
+            "make_rates": around.rates.tensors,
+            "state_tensors": self.state_tensors,
+            "made": around.made,
+            "cleared": around.cleared,
+            "result_of": result_of,
+            "result_count": len(form.kinds),
+        }
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Consumes the list, as compiled functions do."""

@@ -24,7 +24,7 @@ class Surroundings:
     inputs. fused: groups of fused optimizers. numbers: of such groups, which are inputs, too.
 
     tensors: those that a backward may set the gradients of. made, cleared: those whose gradients the
-    callable makes, or sets to None.
+    callable makes, or sets to None. used: those whose gradients from before the callable uses.
     """
 
     host: HostState
@@ -40,11 +40,11 @@ class Surroundings:
         self.tensors = [gradient.tensor for gradient in self.gradients]
         self.made = [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
         self.cleared = [gradient.tensor for gradient in self.gradients if gradient.after == "none"]
-        self._used = [gradient.tensor for gradient in self.gradients if gradient.is_used]
+        self.used = [gradient.tensor for gradient in self.gradients if gradient.is_used]
 
     def used_gradients(self) -> list[torch.Tensor]:
         """Gradients from before that the callable uses, as they are now."""
-        return runtime.engine().gradients_of(self._used) if self._used else []
+        return runtime.engine().gradients_of(self.used) if self.used else []
 
     def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""

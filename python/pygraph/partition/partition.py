@@ -132,6 +132,12 @@ class Partition:
         return self._function(args)
 
     @property
+    def replay(self) -> Any:
+        """What the engine replays graphs by, without Python: a function of the list of inputs that
+        returns outputs, or None where no graph serves the call; or its own callable."""
+        return self.callable
+
+    @property
     def has_run_here(self) -> bool:
         return getattr(self._thread, "has_run", False)
 

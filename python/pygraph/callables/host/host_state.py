@@ -31,7 +31,7 @@ class HostState:
         self._unwatched = tuple(unwatched)
         self.found: Reachable = reachable_from(roots, self._unwatched)
         self._probed = self._probe()
-        self._watch = watch = runtime.engine().HostWatch()
+        self.watch = watch = runtime.engine().HostWatch()
         self._held: list[Any] = []  # what the watch refers to, for the garbage collector to see
         for dictionary, keys, left_out in self.found.dicts:
             if keys is None:
@@ -70,10 +70,14 @@ class HostState:
         """Whether everything is the same object, or the same number or text. Fast; False does not mean
         that the callable would see a difference: see ``changes``."""
         try:
-            return bool(self._watch.holds()) and self._probe() == self._probed
+            return bool(self.watch.holds()) and self.probes_hold()
         except Exception as error:  # of a probe
             signal_exceptions.pass_on(error)
             return False
+
+    def probes_hold(self) -> bool:
+        """Whether the probes tell what they told. Raises what they raise."""
+        return self._probe() == self._probed
 
     def changes(self, later: HostState) -> list[str]:
         """Paths of what differs in a later state of the same roots, the most telling ones first."""
@@ -113,14 +117,18 @@ class HostState:
 
     def forget(self) -> None:
         """Keeps nothing alive any more. Not to be used afterwards."""
-        self.found, self._watch = Reachable(), runtime.engine().HostWatch()
-        self._probed.clear()
-        self._held.clear()
+        self.found, self.watch = Reachable(), runtime.engine().HostWatch()
+        self._probed, self._held = [], []
+
+    @property
+    def held(self) -> Any:
+        """What the watch refers to."""
+        return self.found, self._held
 
     def restore(self) -> None:
         """Puts back what dictionaries, lists and closures had. What was written to tensors, files or
         other objects stays."""
-        self._watch.restore()
+        self.watch.restore()
 
     def restore_if_changed(self) -> None:
         if not self.holds():

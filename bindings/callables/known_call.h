@@ -1,0 +1,77 @@
+// What is known of calls of a graphed callable that are like one that a graph has served.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "callables/argument_form.h"
+#include "callables/host_watch.h"
+#include "callables/state.h"
+
+namespace pygraph::bindings {
+
+// The arguments of one call, taken apart, and the gradients and rates that it uses.
+struct CallInputs {
+  pybind11::list tensors;    // that are passed
+  pybind11::list gradients;  // from before the call
+  pybind11::list rates;
+};
+
+// To be used with Python's lock. Each function throws error_already_set for what Python raises.
+class KnownCall {
+ public:
+  // `kind`: as variant.py documents it; is held. Throws std::invalid_argument.
+  explicit KnownCall(const pybind11::dict& kind);
+
+  // Fills `inputs`. False if the call is not of this kind, or if anything that the graph depends on
+  // is not as it was.
+  bool fits(const pybind11::tuple& args, const pybind11::dict& kwargs, CallInputs& inputs);
+
+  // The list of arguments for the graph.
+  pybind11::list arguments(const CallInputs& inputs) const;
+
+  // Replays the graph. Null if it does not serve the call.
+  pybind11::object replay(const pybind11::list& arguments) const;
+
+  // After a replay: tells autograd what was written, leaves gradients, and returns the result in a
+  // tuple. `outputs`: a list or a tuple.
+  pybind11::tuple finish(const CallInputs& inputs, const pybind11::object& outputs) const;
+
+  bool is_of(pybind11::handle owner) const { return owner.ptr() == owner_; }
+  // Has all that is held; for Python's garbage collector.
+  PyObject* held() const { return kind_.ptr(); }
+
+ private:
+  PyObject* part(const char* name, PyTypeObject* type) const;
+  bool read_rates();
+  void leave_gradients(const pybind11::object& outputs) const;
+
+  pybind11::dict kind_;
+  // Borrowed from it.
+  PyObject* owner_;
+  const ArgumentForm* form_;
+  const State* state_;
+  HostWatch* watch_;
+  PyObject* probes_hold_;     // a function, or None
+  PyObject* differentiated_;  // tensors
+  PyObject* used_;            // tensors
+  PyObject* groups_;          // dictionaries
+  PyObject* make_rates_;      // a function
+  PyObject* state_tensors_;
+  PyObject* written_state_;
+  PyObject* written_arguments_;
+  PyObject* made_;
+  PyObject* cleared_;
+  PyObject* result_of_;  // a function, or None
+  PyObject* replay_;     // a GraphedCallable, or a function
+  std::string pattern_;
+  Py_ssize_t result_count_;
+
+  std::vector<uint64_t> rates_;  // the bits of the rates when they were read last
+  pybind11::list rate_tensors_;  // of these
+};
+
+}  // namespace pygraph::bindings
