@@ -1,5 +1,9 @@
 """Clocks inside a call of a graphed callable: how long each of its parts takes, in the order and with
-the caches that it has in a call."""
+the caches that it has in a call.
+
+The engine has clocks of its own (bindings/replay/replay_clocks.h). A call that is made by Python, as all
+are with PYGRAPH_SHORT_CHECKS=0, has clocks around the functions that ask the same.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,12 @@ from pygraph.callables.variant import Variant
 REST = "the rest"
 _CALLS = 40  # of each kind
 _IN_A_ROW = 7
-# In bindings/replay/replay_clocks.h.
-_OF_A_REPLAY = (
+_OF_THE_ENGINE = (
+    "may it be served?",
+    "arguments",
+    "state, gradients",
+    "host",
+    "inputs",
     "- match arguments",
     "- stream",
     "- addresses",
@@ -34,6 +42,9 @@ _OF_A_REPLAY = (
     "- launch",
     "- outputs",
     "- release arguments",
+    "versions",
+    "gradients left",
+    "result",
 )
 _PARTS: tuple[tuple[Any, str, str], ...] = (
     (serving, "may_be_served", "may it be served?"),
@@ -75,11 +86,15 @@ class Clocks:
         start = time.perf_counter()
         call()
         total = time.perf_counter() - start
-        parts = dict(self._spent)
-        found = {"in all": total} | parts | {REST: total - sum(parts.values())}
-        replay = zip(_OF_A_REPLAY, runtime.engine().replay_clocks(False), strict=True)
-        found |= {part: seconds for part, seconds in replay if seconds > 0}
-        return {part: seconds * 1e6 for part, seconds in found.items()}
+        engine = dict(zip(_OF_THE_ENGINE, runtime.engine().replay_clocks(False), strict=True))
+        by_python = dict(self._spent)
+        if by_python:  # with the replay in one
+            found = by_python | {part: of for part, of in engine.items() if part.startswith("-")}
+            rest = total - sum(by_python.values())
+        else:
+            found, rest = engine, total - sum(engine.values())
+        parts = {"in all": total} | found | {REST: rest}
+        return {part: seconds * 1e6 for part, seconds in parts.items() if seconds != 0}
 
 
 @contextlib.contextmanager
