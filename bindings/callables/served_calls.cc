@@ -157,10 +157,10 @@ void move_to_front(ServedCalls& served, const std::shared_ptr<KnownCall>& known)
 }
 
 // The result in a tuple; null if the graph did not serve the call.
-py::object replayed(ServedCalls& served, const KnownCall& known, const CallInputs& inputs) {
+py::object replayed(ServedCalls& served, KnownCall& known, const CallInputs& inputs) {
   const py::list arguments = known.arguments(inputs);
   ReplayClocks::end(ReplayPart::kInputs);
-  const py::object outputs = known.replay(arguments);
+  const py::object outputs = known.replay(inputs, arguments);
   if (!outputs) return {};
   try {
     py::tuple result = known.finish(inputs, outputs);
