@@ -23,7 +23,7 @@ struct CallInputs {
 // To be used with Python's lock. Each function throws error_already_set for what Python raises.
 class KnownCall {
  public:
-  // `kind`: as variant.py documents it; is held. Throws std::invalid_argument.
+  // `kind`: python/pygraph/callables/known_call.py; is held. Throws std::invalid_argument.
   explicit KnownCall(const pybind11::dict& kind);
 
   // Fills `inputs`. False if the call is not of this kind, or if anything that the graph depends on
