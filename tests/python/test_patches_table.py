@@ -66,7 +66,9 @@ def _documented() -> dict[str, tuple[bool, str, str]]:
 def test_the_page_has_the_table() -> None:
     words = {RELEASES: "all", RELEASES[:1]: RELEASES[0]}
     for patch in PATCHES:
-        releases = words.get(patch.releases, f"to {patch.releases[-1]}")
+        first, last = patch.releases[0], patch.releases[-1]
+        part = f"from {first}" if last == RELEASES[-1] else f"to {last}"
+        releases = words.get(patch.releases, part)
         assert _documented()[patch.name] == (patch.exact, patch.scope, releases), patch.name
     assert _documented().keys() == {patch.name for patch in PATCHES}
 
