@@ -21,7 +21,6 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.callables import trained
 from pygraph.compile import (
     attachment,
     barriers,
@@ -228,6 +227,10 @@ def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
     """Lets what trains the program's parameters in a plain loop have graphs, if it asks for them."""
+    if config.own.optimizers == "off":
+        return  # in most programs: nothing of graphed callables is loaded
+    from pygraph.callables import trained
+
     if trained.is_wanted(config.own):
         provided = [_provides(config, name) for name in ("optimizer_steps", "gradient_clips")]
         if any(provided):
