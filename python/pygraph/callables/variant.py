@@ -232,27 +232,29 @@ class Variant:
         that call, or if only Python can make the next ones.
 
         owner: this variant. form: of the arguments, and ``forms``, which holds what that refers to.
-        state, watch, probes_hold: what the callable reads; ``watched`` holds what the watch refers to. differentiated, pattern: tensors, and which
-        of them have gradients before a call. used: tensors whose gradients are inputs. groups,
-        make_rates: of learning rates that are inputs, and a function that makes tensors of them.
-        state_tensors: inputs, too. written_state, written_arguments: positions. made, cleared: tensors
-        that are left with and without gradients. result_count, result_of: how many outputs the result
-        has, and a function that makes it of them and the arguments' tensors; a type, of them alone;
-        None where it is the first one. replay: the partition's.
+        state, watch, probes_hold: what the callable reads; ``watched`` holds what the watch refers to.
+        differentiated, pattern: tensors, and which of them have gradients before a call. used: tensors
+        whose gradients are inputs. groups, make_rates: of learning rates that are inputs, and a
+        function that makes tensors of them, or None where it cannot. state_tensors: inputs, too.
+        written_state, written_arguments: positions. made, cleared: tensors that are left with and
+        without gradients. result_count, result_of: how many outputs the result has, and a function
+        that makes it of them and the arguments' tensors; a type, of them alone; None where it is the
+        first one. replay: the partition's.
         """
         step, around, partition, form = self._step, self._around, self.partition, arguments.form
+        host = self.host  # which another thread may replace
         if form is None or type(step) is not StepFunction or not step.was_replayed:
             return None
-        assert around is not None and self.host is not None and partition is not None
+        assert around is not None and host is not None and partition is not None
         if around.numbers.count or around.rates.are_set:
             return None
         return {
             "owner": self,
             "form": form.engine,
             "forms": form,
-            "watch": self.host.watch,
-            "watched": self.host.held,
-            "probes_hold": self.host.probes_hold if self.host.found.probes else None,
+            "watch": host.watch,
+            "watched": host.held,
+            "probes_hold": host.probes_hold if host.found.probes else None,
             "pattern": self._pattern,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
