@@ -181,6 +181,7 @@ py::object KnownCall::replay(const py::list& arguments) const {
   if (!is_current(callable->device)) return {};
   const auto [outputs, status] = replay_matching(*callable, arguments.ptr(), 1);
   if (status == ReplayStatus::kError) throw py::error_already_set();
+  if (status == ReplayStatus::kUncaptured) run_next_call_uncaptured(callable);
   if (status != ReplayStatus::kReplayed) return {};
   py::object held = steal_object(outputs);
   if (PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr) != 0) {

@@ -11,6 +11,7 @@
 #include "callables/known_call.h"
 #include "callables/modes.h"
 #include "conversions.h"
+#include "replay/graphed_callable.h"
 #include "replay/replay_clocks.h"
 #include "short_checks.h"
 
@@ -171,6 +172,7 @@ py::object replayed(ServedCalls& served, const KnownCall& known, const CallInput
 
 py::object serve(ServedCalls& served, const py::tuple& args, const py::dict& kwargs) {
   ReplayClocks::begin();
+  run_next_call_uncaptured(nullptr);
   if (served.known->empty() || is_calling(served) || !may_be_served(served)) return py::none();
   const Calling calling(served.inside);
   const ThreadLock lock(served.own);
