@@ -1,8 +1,8 @@
 """Clocks inside a call of a graphed callable: how long each of its parts takes, in the order and with
 the caches that it has in a call.
 
-The engine has clocks of its own (bindings/replay/replay_clocks.h). A call that is made by Python, as all
-are with PYGRAPH_SHORT_CHECKS=0, has clocks around the functions that ask the same.
+The engine has clocks of its own (bindings/replay/replay_clocks.h). A call that is made by Python, as
+all are with PYGRAPH_SHORT_CHECKS=0, has clocks around the functions that ask the same.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 #include <bit>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "conversions.h"
 #include "replay/graphed_callable.h"
@@ -148,16 +149,22 @@ bool KnownCall::read_rates(CallInputs& inputs) {
   return true;
 }
 
-py::list KnownCall::arguments(const CallInputs& inputs) const {
+py::list KnownCall::arguments(const CallInputs& inputs) {
   const Py_ssize_t passed = count_of(inputs.tensors.ptr());
   const Py_ssize_t state = count_of(state_tensors_);
   const Py_ssize_t gradients = count_of(inputs.gradients.ptr());
-  const Py_ssize_t rates = count_of(inputs.rates.ptr());
-  py::list all(static_cast<size_t>(passed + state + gradients + rates));
+  const Py_ssize_t size = passed + state + gradients + count_of(inputs.rates.ptr());
+  py::object all = std::exchange(last_, {});
+  const bool has_state = all && count_of(all.ptr()) == size;
+  if (!has_state) all = steal(PyList_New(size));
   Py_ssize_t next = 0;
-  const auto add = [&](PyObject* object) { PyList_SET_ITEM(all.ptr(), next++, object); };
-  for (Py_ssize_t i = 0; i < passed; ++i) add(Py_NewRef(PyList_GET_ITEM(inputs.tensors.ptr(), i)));
-  for (Py_ssize_t i = 0; i < state; ++i) add(Py_NewRef(PyList_GET_ITEM(state_tensors_, i)));
+  // Steals the reference.
+  const auto add = [&](PyObject* object) { PyList_SetItem(all.ptr(), next++, object); };
+  for (const py::handle tensor : inputs.tensors) add(Py_NewRef(tensor.ptr()));
+  for (Py_ssize_t i = 0; i < state && !has_state; ++i) {
+    add(Py_NewRef(PyList_GET_ITEM(state_tensors_, i)));
+  }
+  next = passed + state;
   for (const py::handle gradient : inputs.gradients) {
     const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
     add(steal(THPVariable_Wrap(flat_tensor(tensor.storage(), tensor.scalar_type())))
@@ -165,10 +172,19 @@ py::list KnownCall::arguments(const CallInputs& inputs) const {
             .ptr());
   }
   for (const py::handle rate : inputs.rates) add(Py_NewRef(rate.ptr()));
-  return all;
+  return py::reinterpret_steal<py::list>(all.release());
 }
 
-py::object KnownCall::replay(const py::list& arguments) const {
+// The tensors of the state are the same ones in the next call.
+void KnownCall::keep(const py::list& arguments, Py_ssize_t passed) {
+  const Py_ssize_t end = passed + count_of(state_tensors_);
+  for (Py_ssize_t i = 0; i < count_of(arguments.ptr()); ++i) {
+    if (i < passed || i >= end) PyList_SetItem(arguments.ptr(), i, Py_NewRef(Py_None));
+  }
+  last_ = arguments;
+}
+
+py::object KnownCall::replay(const CallInputs& inputs, const py::list& arguments) {
   if (!is_graphed_callable(replay_)) {
     py::object outputs = steal(PyObject_CallOneArg(replay_, arguments.ptr()));
     if (outputs.is_none()) return {};
@@ -184,9 +200,7 @@ py::object KnownCall::replay(const py::list& arguments) const {
   if (status == ReplayStatus::kUncaptured) run_next_call_uncaptured(callable);
   if (status != ReplayStatus::kReplayed) return {};
   py::object held = steal_object(outputs);
-  if (PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr) != 0) {
-    throw py::error_already_set();
-  }
+  keep(arguments, count_of(inputs.tensors.ptr()));
   ReplayClocks::end(ReplayPart::kRelease);
   return held;
 }

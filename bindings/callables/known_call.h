@@ -23,7 +23,7 @@ struct CallInputs {
 // To be used with Python's lock. Each function throws error_already_set for what Python raises.
 class KnownCall {
  public:
-  // `kind`: as variant.py documents it; is held. Throws std::invalid_argument.
+  // `kind`: python/pygraph/callables/known_call.py; is held. Throws std::invalid_argument.
   explicit KnownCall(const pybind11::dict& kind);
 
   // Fills `inputs`. False if the call is not of this kind, or if anything that the graph depends on
@@ -31,10 +31,10 @@ class KnownCall {
   bool fits(const pybind11::tuple& args, const pybind11::dict& kwargs, CallInputs& inputs);
 
   // The list of arguments for the graph.
-  pybind11::list arguments(const CallInputs& inputs) const;
+  pybind11::list arguments(const CallInputs& inputs);
 
-  // Replays the graph. Null if it does not serve the call.
-  pybind11::object replay(const pybind11::list& arguments) const;
+  // Replays the graph, and consumes the list. Null if it does not serve the call.
+  pybind11::object replay(const CallInputs& inputs, const pybind11::list& arguments);
 
   // After a replay: tells autograd what was written, leaves gradients, and returns the result in a
   // tuple. `outputs`: a list or a tuple.
@@ -48,6 +48,7 @@ class KnownCall {
   PyObject* part(const char* name, PyTypeObject* type) const;
   bool rates_now(std::vector<uint64_t>& bits) const;
   bool read_rates(CallInputs& inputs);
+  void keep(const pybind11::list& arguments, Py_ssize_t passed);
   void leave_gradients(const pybind11::object& outputs) const;
 
   pybind11::dict kind_;
@@ -73,6 +74,8 @@ class KnownCall {
 
   std::vector<uint64_t> rates_;  // the bits of the rates when they were read last
   pybind11::list rate_tensors_;  // of these
+  // The list of arguments of a call that is over, with the tensors of the state alone; or null.
+  pybind11::object last_;
 };
 
 }  // namespace pygraph::bindings

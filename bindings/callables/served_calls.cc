@@ -10,6 +10,7 @@
 
 #include "callables/known_call.h"
 #include "callables/modes.h"
+#include "callables/thread_call.h"
 #include "conversions.h"
 #include "replay/graphed_callable.h"
 #include "replay/replay_clocks.h"
@@ -32,88 +33,6 @@ struct ServedCalls {
   PyObject* transform;
   KnownCalls* known;  // most recently used first
   uint64_t served;    // calls, since they were counted last
-};
-
-PyObject* interned(const char* text) {
-  return PyUnicode_InternFromString(text);
-}
-
-PyObject* name_of_flag() {
-  static PyObject* name = interned("is_calling");
-  return name;
-}
-
-// An attribute of a thread's; null without an error if it has not been set.
-py::object attribute_of(PyObject* object, PyObject* name) {
-  py::object found = steal_object(PyObject_GetAttr(object, name));
-  if (!found) PyErr_Clear();
-  return found;
-}
-
-// Keeps the Python error that is set, if one is, around `act`, whose own errors are dropped.
-template <typename Act>
-void with_error_kept(const Act& act) {
-  PyObject* type = nullptr;
-  PyObject* value = nullptr;
-  PyObject* trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  act();
-  PyErr_Clear();
-  PyErr_Restore(type, value, trace);
-}
-
-// The thread is in a call of a graphed callable while it exists.
-class Calling {
- public:
-  explicit Calling(PyObject* inside)
-      : inside_(inside), is_set_(PyObject_SetAttr(inside, name_of_flag(), Py_True) == 0) {
-    if (!is_set_) throw py::error_already_set();
-  }
-  ~Calling() {
-    with_error_kept([&] { PyObject_SetAttr(inside_, name_of_flag(), Py_False); });
-  }
-  Calling(const Calling&) = delete;
-  Calling& operator=(const Calling&) = delete;
-
- private:
-  PyObject* inside_;
-  bool is_set_;
-};
-
-// Has the thread's lock while it exists, if that was free: `has_lock`.
-class ThreadLock {
- public:
-  explicit ThreadLock(PyObject* own) : lock_(attribute_of(own, lock_name())) {
-    if (lock_) is_taken_ = PyObject_IsTrue(steal(call(acquire_name(), Py_False)).ptr()) == 1;
-  }
-  ~ThreadLock() {
-    if (is_taken_) with_error_kept([&] { Py_XDECREF(call(release_name(), nullptr)); });
-  }
-  ThreadLock(const ThreadLock&) = delete;
-  ThreadLock& operator=(const ThreadLock&) = delete;
-
-  bool has_lock() const { return is_taken_; }
-
- private:
-  static PyObject* lock_name() {
-    static PyObject* name = interned("lock");
-    return name;
-  }
-  static PyObject* acquire_name() {
-    static PyObject* name = interned("acquire");
-    return name;
-  }
-  static PyObject* release_name() {
-    static PyObject* name = interned("release");
-    return name;
-  }
-  PyObject* call(PyObject* method, PyObject* argument) const {
-    PyObject* given[] = {lock_.ptr(), argument};
-    return PyObject_VectorcallMethod(method, given, argument == nullptr ? 1 : 2, nullptr);
-  }
-
-  py::object lock_;
-  bool is_taken_ = false;
 };
 
 ServedCalls* as_served(PyObject* object) {
@@ -142,11 +61,6 @@ bool may_be_served(const ServedCalls& served) {
   return steal(PyObject_CallNoArgs(served.transform)).is_none();
 }
 
-bool is_calling(const ServedCalls& served) {
-  const py::object flag = attribute_of(served.inside, name_of_flag());
-  return flag && flag.ptr() != Py_False;
-}
-
 // Other threads, and code that runs meanwhile, may have changed the list.
 void forget(ServedCalls& served, const std::shared_ptr<KnownCall>& known) {
   std::erase(*served.known, known);
@@ -158,13 +72,12 @@ void move_to_front(ServedCalls& served, const std::shared_ptr<KnownCall>& known)
 }
 
 // The result in a tuple; null if the graph did not serve the call.
-py::object replayed(ServedCalls& served, const KnownCall& known, const CallInputs& inputs) {
+py::object replayed(ServedCalls& served, KnownCall& known, const CallInputs& inputs) {
   const py::list arguments = known.arguments(inputs);
   ReplayClocks::end(ReplayPart::kInputs);
-  const py::object outputs = known.replay(arguments);
+  const py::object outputs = known.replay(inputs, arguments);
   if (!outputs) return {};
-  static PyObject* name = interned("is_made");
-  if (PyObject_SetAttr(served.inside, name, Py_True) != 0) PyErr_Clear();
+  Calling::note_made(served.inside);
   py::tuple result = known.finish(inputs, outputs);
   ReplayClocks::end(ReplayPart::kResult);
   return std::move(result);
@@ -173,10 +86,11 @@ py::object replayed(ServedCalls& served, const KnownCall& known, const CallInput
 py::object serve(ServedCalls& served, const py::tuple& args, const py::dict& kwargs) {
   ReplayClocks::begin();
   run_next_call_uncaptured(nullptr);
-  if (served.known->empty() || is_calling(served) || !may_be_served(served)) return py::none();
+  if (served.known->empty() || Calling::is(served.inside)) return py::none();
+  if (!may_be_served(served)) return py::none();
   const Calling calling(served.inside);
   const ThreadLock lock(served.own);
-  if (!lock.has_lock()) return py::none();
+  if (!lock.is_taken()) return py::none();
   ReplayClocks::end(ReplayPart::kMayBeServed);
   for (size_t i = 0; i < served.known->size(); ++i) {
     const std::shared_ptr<KnownCall> known = (*served.known)[i];

@@ -26,8 +26,8 @@ pybind11::object make_served_calls(const pybind11::object& inside, const pybind1
                                    const pybind11::list& variables,
                                    const pybind11::object& transform);
 
-// Makes calls of this kind known, in front of the others; `kind` is documented in variant.py, and
-// is held. Throws std::invalid_argument.
+// Makes calls of this kind (python/pygraph/callables/known_call.py) known, in front of the others.
+// Throws std::invalid_argument.
 void add_known_call(pybind11::handle served, const pybind11::dict& kind);
 // Forgets those of this owner; None: all.
 void forget_known_calls(pybind11::handle served, pybind11::handle owner);

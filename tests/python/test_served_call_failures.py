@@ -1,4 +1,4 @@
-"""What may go wrong in calls that the engine makes without Python, and where they are not to be made."""
+"""What may go wrong in calls that the engine makes without Python, and where it must not make them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_what_is_known_is_of_one_state_of_the_host(
     engine.forget_known_calls(graphed._served, None)
     graphed(torch.ones(2))
     assert of.host is not before
-    assert kinds[0]["watch"] is before.watch and kinds[0]["watched"][0] is before.found
+    assert kinds[0]["watch"] is before.watch and kinds[0]["held"][1][0] is before.found
 
 
 def test_a_call_that_cannot_be_noted_returns_its_result(

@@ -78,6 +78,20 @@ def test_the_second_process_computes_nothing(folder: Path, computed: list[Any]) 
     assert len(_files(folder)) == 1
 
 
+def test_one_digest_of_several_functions(folder: Path, computed: list[Any]) -> None:
+    module = _module(folder)
+    both = (module.function, module.other)
+    expected = source_digest.digest_of(both)
+    computed.clear()
+    for _ in range(2):
+        digests = StoredDigests("of a test")
+        assert digests.digest_of(*both) == expected
+        digests.save()
+    assert computed == list(both)
+    assert StoredDigests("of a test").digest_of(module.other, module.function) != expected
+    assert StoredDigests("of a test").digest_of(module.function, len) == ""
+
+
 def test_a_changed_file_is_read_again(folder: Path) -> None:
     before = _asked_for(_module(folder).function)
     changed = _module(folder, _TEXT.replace("a + 1", "a - 1"))  # as long as before

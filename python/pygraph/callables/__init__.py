@@ -7,6 +7,7 @@ A call passes through these modules, in this order:
     host/                what Python can read on the host: has any of it changed?
     variant              calls of one kind, in one state of the host: observed, then given a partition
     refused_calls        which calls run uncaptured from now on, and why
+    known_call           what the engine is told, to serve the next calls of a kind without Python
 
 An observed call runs uncaptured and shows whether the callable can have a graph:
 

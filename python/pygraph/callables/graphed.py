@@ -68,8 +68,8 @@ class Graphed:
 
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served
-        self._served = serving.served_calls()  # kinds of them are known from the last call of each
         self._variants: dict[Any, list[Variant]] = {}
+        self._served = serving.served_calls()  # of these variants; after them, for _tell_engine
         self._refused = RefusedCalls(self._note)
         self._unmatched = 0  # calls in a row that no variant fits
         # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
@@ -145,14 +145,18 @@ class Graphed:
         self._unmatched = 0
         if variant.is_shared_by(arguments):
             return self._uncaptured(args, kwargs)
-        served = self._served  # a reset during the call makes another one
-        runtime.engine().forget_known_calls(served, variant)
+        runtime.engine().forget_known_calls(self._served, variant)
         result = variant.call(arguments, lambda: self._uncaptured(args, kwargs))
-        with runtime.harmless("noting a call for the engine"):
-            kind = variant.known_call(arguments)
-            if kind is not None:
-                runtime.engine().add_known_call(served, kind)
+        with runtime.harmless("telling the engine of a call"):
+            self._tell_engine(variant, arguments)
         return result
+
+    def _tell_engine(self, variant: Variant, arguments: Arguments) -> None:
+        """So that it can make the next calls of this kind by itself."""
+        served, kind = self._served, variant.known_call(arguments)
+        # Not if it was dropped meanwhile, with what was told.
+        if kind is not None and variant in self._variants.get(arguments.key, []):
+            runtime.engine().add_known_call(served, kind)
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
@@ -294,6 +298,7 @@ class Graphed:
         if variant.refusal:
             self._variants.pop(arguments.key, None)
             self._refused.refuse(arguments.key, variant.refusal, variant.host)
+            runtime.engine().forget_known_calls(self._served, None)
         return result
 
     def _note(self, reason: str) -> None:

@@ -26,6 +26,7 @@ from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
+from pygraph.callables.known_call import OfStep
 from pygraph.callables.observation import Form, fate, kinds_of
 from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.rates import begin_recording
@@ -144,8 +145,7 @@ class StepFunction:
     def _result_of(self, leaves: Any, arguments: list[torch.Tensor]) -> Any:
         return self._unflatten(as_observed(leaves, self._form.inference, arguments))
 
-    def known_call(self) -> dict[str, Any]:
-        """What the engine is told of calls that a replay serves: variant.py."""
+    def known_call(self) -> OfStep:
         around, form = self._around, self._form
         is_one = form.spec.num_nodes == 1 and form.spec.num_leaves == 1
         result_of: Any = None if is_one else self._unflatten

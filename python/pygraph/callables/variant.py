@@ -18,6 +18,7 @@ from pygraph.callables.backward_function import Backwards
 from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.fused_numbers import FusedNumber, FusedNumbers, names_of
 from pygraph.callables.host.host_state import HostState
+from pygraph.callables.known_call import KnownCall
 from pygraph.callables.observation import Observation, watched_tensors
 from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
@@ -226,21 +227,9 @@ class Variant:
             return make()
         return step.call(self.partition.callable, arguments, make, self._tell_autograd)
 
-    def known_call(self, arguments: Arguments) -> dict[str, Any] | None:
-        """What the engine is told of calls like the one that this thread has just made, so that it can
-        make the next ones without Python (bindings/callables/known_call.h). None if no replay has made
-        that call, or if only Python can make the next ones.
-
-        owner: this variant. form: of the arguments, and ``forms``, which holds what that refers to.
-        state, watch, probes_hold: what the callable reads; ``watched`` holds what the watch refers to.
-        differentiated, pattern: tensors, and which of them have gradients before a call. used: tensors
-        whose gradients are inputs. groups, make_rates: of learning rates that are inputs, and a
-        function that makes tensors of them, or None where it cannot. state_tensors: inputs, too.
-        written_state, written_arguments: positions. made, cleared: tensors that are left with and
-        without gradients. result_count, result_of: how many outputs the result has, and a function
-        that makes it of them and the arguments' tensors; a type, of them alone; None where it is the
-        first one. replay: the partition's.
-        """
+    def known_call(self, arguments: Arguments) -> KnownCall | None:
+        """Of the call that this thread has made last. None if no replay has made it, or if only Python
+        can make the next ones."""
         step, around, partition, form = self._step, self._around, self.partition, arguments.form
         host = self.host  # which another thread may replace
         if form is None or type(step) is not StepFunction or not step.was_replayed:
@@ -249,17 +238,16 @@ class Variant:
         if around.numbers.count or around.rates.are_set:
             return None
         return {
+            **step.known_call(),
             "owner": self,
             "form": form.engine,
-            "forms": form,
             "watch": host.watch,
-            "watched": host.held,
+            "held": (form, host.held),
             "probes_hold": host.probes_hold if host.found.probes else None,
             "pattern": self._pattern,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
             "replay": partition.replay,
-            **step.known_call(),
         }
 
     @property

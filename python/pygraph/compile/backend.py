@@ -21,7 +21,6 @@ import torch
 
 from pygraph import observations, polyfills, runtime, torch_patches, uncapturable
 from pygraph import options as options_module
-from pygraph.callables import trained
 from pygraph.compile import (
     attachment,
     barriers,
@@ -34,6 +33,7 @@ from pygraph.compile.warm_start import Facts
 from pygraph.observations import Applied, Observation
 from pygraph.options import BackendConfig
 from pygraph.partition.signature import Kind
+from pygraph.torch_patches import stored_keys
 from pygraph.uncapturable import Compilation
 
 # In the keys of the compiler's caches: of code for us, which is not mixed up with other backends', nor
@@ -206,6 +206,7 @@ def _compile_with_graphs(
             _note_training(parameters, config)
 
     argument_count = len(example_inputs)
+    has_keys = is_warm and _provides(config, "stored_keys")
     with scope() as stack:
         if is_warm:
             # The key of AOTAutograd's cache contains Inductor's settings, and with them everything that
@@ -214,6 +215,8 @@ def _compile_with_graphs(
             stack.enter_context(functorch_config.patch(enable_autograd_cache=True))
             stack.enter_context(warm_start.attaching(load))
         function = compile_fx(gm, example_inputs, inner_compile=inner_compile)
+    if has_keys:
+        stored_keys.keep()
     found = compiled_here or loaded  # what was loaded is not used where something failed afterwards
     if len(found) == 1 and found[0] is not None and found[0].input_count == argument_count:
         return found[0].around(function)
@@ -224,6 +227,10 @@ def _note_training(
     parameters: Sequence[weakref.ref[torch.nn.Parameter]], config: BackendConfig
 ) -> None:
     """Lets what trains the program's parameters in a plain loop have graphs, if it asks for them."""
+    if config.own.optimizers == "off":
+        return  # in most programs: nothing of graphed callables is loaded
+    from pygraph.callables import trained
+
     if trained.is_wanted(config.own):
         provided = [_provides(config, name) for name in ("optimizer_steps", "gradient_clips")]
         if any(provided):

@@ -26,7 +26,7 @@ from pygraph import dynamo_program, observations
 from pygraph.observations import Applied
 from pygraph.options import LIBRARY_FUNCTIONS
 from pygraph.runtime import log
-from pygraph.source_digest import digest_of
+from pygraph.torch_patches.stored_digests import StoredDigests
 
 # Library's module, and ours that has `replace`, which is called once the library's has been imported.
 _MODULES = {
@@ -60,11 +60,14 @@ def substitute(
     """Decorates the function that Dynamo traces in place of ``original`` when PyGraph compiles.
 
     The function may return NotImplemented, while it is traced, to have the original traced.
-    sources: the functions that it replaces. digests: of their known sources, by :func:`digest_of`.
+    sources: the functions that it replaces. digests: of their known sources, by
+    :func:`pygraph.source_digest.digest_of`.
     """
 
     def decorate(ours: Callable[..., Any]) -> None:
-        found = digest_of(sources)
+        stored = StoredDigests(f"{original.__module__}.{original.__qualname__}")
+        found = stored.digest_of(*sources)
+        stored.save()
         if found not in digests:
             log.info("%s has another source than known (%s): kept", original.__qualname__, found)
             return

@@ -141,6 +141,8 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     "torch._functorch.utils.unwrap_dead_wrappers": {"2.11": "0524337bd028d648"},
     "torch._guards.Guard.create": {"2.11": "bf4bf0c33a7e0330"},
     "torch._guards.TracingContext.try_get": {"2.11": "c99ab9f68e82ac22"},
+    "torch._inductor.codecache.build_code_hash": {"2.15": "5357a3b0a64aa230"},
+    "torch._inductor.codecache.torch_key": {"2.15": "3222600b55d1ea72"},
     "torch._inductor.codegen.common.InplacedBuffer": {"2.11": "e62081eb796e256e"},
     "torch._inductor.codegen.common.KernelArgs.make_inplace": {
         "2.11": "6c052f5d58f69d6c",
@@ -170,6 +172,7 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
         "2.14": "1dc25f9e263c2c75",
         "2.15": "1d6970f823373d28",
     },
+    "torch._inductor.runtime.triton_compat.triton_key": {"2.15": "d4f41eb8366e93d1"},
     "torch._inductor.utils.DeferredLineBase": {"2.11": "61623196002046bc"},
     "torch.autograd.profiler._disable_profiler": {"2.11": ""},
     "torch.autograd.profiler._enable_profiler": {"2.11": ""},

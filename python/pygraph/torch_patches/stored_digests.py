@@ -44,15 +44,16 @@ class StoredDigests:
         except Exception as error:
             log.debug("digests on disk cannot be read: %s", error)
 
-    def digest_of(self, function: Any) -> str:
+    def digest_of(self, *functions: Any) -> str:
         """As of :func:`pygraph.source_digest.digest_of`."""
         try:
-            if source_digest.is_wrapped_by_others(function):
+            if any(source_digest.is_wrapped_by_others(function) for function in functions):
                 return ""
         except Exception:  # of what others have made of it
             return ""
-        place = _place(function) if self._path is not None else ""
-        digest = self._known.get(place) or source_digest.digest_of((function,))
+        places = [_place(function) for function in functions] if self._path is not None else []
+        place = " and ".join(places) if all(places) else ""
+        digest = self._known.get(place) or source_digest.digest_of(functions)
         if place and digest:
             self._used[place] = digest
         return digest

@@ -241,6 +241,17 @@ PATCHES: tuple[Patch, ...] = (
         apply="pygraph.compile.warm_start:install",
     ),
     Patch(
+        name="stored_keys",
+        replaces=("torch._inductor.runtime.triton_compat.triton_key",),
+        relies_on=("torch._inductor.codecache.torch_key", "torch._inductor.codecache.build_code_hash"),
+        releases=RELEASES[4:],
+        left_off={release: "PyTorch's keys are not known there" for release in RELEASES[:4]},
+        scope="on demand",
+        saves="reading PyTorch's and Triton's files in each later process, with the option "
+        "pygraph.warm_start (docs/explanation/warm-starts.md)",
+        apply=f"{_OURS}.stored_keys:install",
+    ),
+    Patch(
         name="optimizer_steps",
         replaces=("torch.optim.Optimizer._optimizer_step_code",),
         scope="on demand",
