@@ -115,29 +115,37 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
                                           : inputs.tensors)) {
     return false;
   }
-  if (!read_rates()) return false;
-  inputs.rates = rate_tensors_;
-  return true;
+  return read_rates(inputs);
 }
 
-// False where one is no plain float.
-bool KnownCall::read_rates() {
-  std::vector<uint64_t> now;
-  now.reserve(static_cast<size_t>(count_of(groups_)));
+// Fills `bits`. False where a rate is no plain float.
+bool KnownCall::rates_now(std::vector<uint64_t>& bits) const {
+  bits.reserve(static_cast<size_t>(count_of(groups_)));
   static PyObject* name = PyUnicode_InternFromString("lr");
   for (Py_ssize_t i = 0; i < count_of(groups_); ++i) {
     PyObject* rate = PyDict_GetItemWithError(PyList_GET_ITEM(groups_, i), name);
     if (rate == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (rate == nullptr || !PyFloat_CheckExact(rate)) return false;
-    now.push_back(std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(rate)));
+    bits.push_back(std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(rate)));
   }
-  if (now == rates_ && rate_tensors_.size() == now.size()) return true;
-  const py::object made = steal(PyObject_CallNoArgs(make_rates_));
-  if (!PyList_CheckExact(made.ptr()) || PyList_GET_SIZE(made.ptr()) != count_of(groups_)) {
-    return false;
+  return true;
+}
+
+// Python makes the tensors, and other threads may run meanwhile.
+bool KnownCall::read_rates(CallInputs& inputs) {
+  std::vector<uint64_t> now;
+  if (!rates_now(now)) return false;
+  if (now != rates_ || rate_tensors_.size() != now.size()) {
+    const py::object made = steal(PyObject_CallNoArgs(make_rates_));
+    std::vector<uint64_t> later;
+    if (!rates_now(later) || later != now) return false;
+    if (!PyList_CheckExact(made.ptr()) || PyList_GET_SIZE(made.ptr()) != count_of(groups_)) {
+      return false;
+    }
+    rate_tensors_ = py::reinterpret_borrow<py::list>(made);
+    rates_ = std::move(now);
   }
-  rate_tensors_ = py::reinterpret_borrow<py::list>(made);
-  rates_ = std::move(now);
+  inputs.rates = rate_tensors_;
   return true;
 }
 
@@ -189,6 +197,7 @@ py::object KnownCall::replay(const CallInputs& inputs, const py::list& arguments
   if (!is_current(callable->device)) return {};
   const auto [outputs, status] = replay_matching(*callable, arguments.ptr(), 1);
   if (status == ReplayStatus::kError) throw py::error_already_set();
+  if (status == ReplayStatus::kUncaptured) run_next_call_uncaptured(callable);
   if (status != ReplayStatus::kReplayed) return {};
   py::object held = steal_object(outputs);
   keep(arguments, count_of(inputs.tensors.ptr()));
@@ -207,7 +216,12 @@ py::tuple KnownCall::finish(const CallInputs& inputs, const py::object& outputs)
   state_->bump_versions(py::reinterpret_borrow<py::list>(written_state_));
   bump_versions(inputs.tensors, written_arguments_);
   ReplayClocks::end(ReplayPart::kVersions);
-  leave_gradients(outputs);
+  try {
+    leave_gradients(outputs);
+  } catch (const py::error_already_set&) {  // of an interrupt in a setter, say
+    leave_gradients(outputs);
+    throw;
+  }
   ReplayClocks::end(ReplayPart::kGradients);
   py::object result;
   if (result_of_ == Py_None) {

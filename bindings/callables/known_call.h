@@ -46,7 +46,8 @@ class KnownCall {
 
  private:
   PyObject* part(const char* name, PyTypeObject* type) const;
-  bool read_rates();
+  bool rates_now(std::vector<uint64_t>& bits) const;
+  bool read_rates(CallInputs& inputs);
   void keep(const pybind11::list& arguments, Py_ssize_t passed);
   void leave_gradients(const pybind11::object& outputs) const;
 

@@ -12,6 +12,7 @@
 #include "callables/modes.h"
 #include "callables/thread_call.h"
 #include "conversions.h"
+#include "replay/graphed_callable.h"
 #include "replay/replay_clocks.h"
 #include "short_checks.h"
 
@@ -76,18 +77,15 @@ py::object replayed(ServedCalls& served, KnownCall& known, const CallInputs& inp
   ReplayClocks::end(ReplayPart::kInputs);
   const py::object outputs = known.replay(inputs, arguments);
   if (!outputs) return {};
-  try {
-    py::tuple result = known.finish(inputs, outputs);
-    ReplayClocks::end(ReplayPart::kResult);
-    return std::move(result);
-  } catch (...) {
-    Calling::note_made(served.inside);
-    throw;
-  }
+  Calling::note_made(served.inside);
+  py::tuple result = known.finish(inputs, outputs);
+  ReplayClocks::end(ReplayPart::kResult);
+  return std::move(result);
 }
 
 py::object serve(ServedCalls& served, const py::tuple& args, const py::dict& kwargs) {
   ReplayClocks::begin();
+  run_next_call_uncaptured(nullptr);
   if (served.known->empty() || Calling::is(served.inside)) return py::none();
   if (!may_be_served(served)) return py::none();
   const Calling calling(served.inside);

@@ -17,8 +17,8 @@ namespace pygraph::bindings {
 // dictionary, it returns the result in a tuple, or None for a call that is left to Python. Raises
 // what the call raises. To be used with Python's lock; thread-safe with it.
 //
-// `inside`: serving.inside; its `is_calling` is true during a call, and `is_made` if a call has
-// raised after its replay. `own`: has the thread's lock, `lock`, which is held during a call.
+// `inside`: serving.inside; its `is_calling` is true during a call, and `is_made` after a
+// replay. `own`: has the thread's lock, `lock`, which is held during a call.
 // `variables`: of Python's modules, with which calls may be served: tuples of a namespace, a name,
 // and a number, or None for an empty dictionary. `transform`: a function that returns None where no
 // transform of torch.func is under way.

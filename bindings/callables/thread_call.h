@@ -45,7 +45,7 @@ class Calling {
     const pybind11::object found = attribute_of_thread(inside, flag());
     return found && found.ptr() != Py_False;
   }
-  // The call under way has been made, although it raises.
+  // The call under way has been made, also if it raises from now on.
   static void note_made(PyObject* inside) {
     static PyObject* name = PyUnicode_InternFromString("is_made");
     with_error_kept([&] { PyObject_SetAttr(inside, name, Py_True); });
@@ -69,7 +69,8 @@ class ThreadLock {
     lock_ = attribute_of_thread(own, lock);
     if (!lock_) return;
     PyObject* given[] = {lock_.ptr(), Py_False};
-    is_taken_ = steal(PyObject_VectorcallMethod(acquire, given, 2, nullptr)).ptr() == Py_True;
+    const auto taken = steal(PyObject_VectorcallMethod(acquire, given, 2, nullptr));
+    is_taken_ = PyObject_IsTrue(taken.ptr()) == 1;
   }
   ~ThreadLock() {
     static PyObject* release = PyUnicode_InternFromString("release");

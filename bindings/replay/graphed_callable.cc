@@ -32,6 +32,7 @@ GraphedCallable& checked(pybind11::handle object) {
 
 std::atomic<bool> g_paused = false;
 thread_local const GraphedCallable* t_forced_uncaptured = nullptr;
+thread_local const GraphedCallable* t_decided = nullptr;  // not to be followed
 thread_local int t_observers = 0;
 
 c10::Device device_of(const GraphedCallable& callable) {
@@ -195,7 +196,8 @@ bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
-  if (t_forced_uncaptured == &callable || t_observers > 0) {
+  const bool is_decided = std::exchange(t_decided, nullptr) == &callable;
+  if (is_decided || t_forced_uncaptured == &callable || t_observers > 0) {
     return {nullptr, ReplayStatus::kUncaptured};
   }
   try {
@@ -233,6 +235,10 @@ ForceUncaptured::ForceUncaptured(const GraphedCallable* callable) : before_(t_fo
 
 ForceUncaptured::~ForceUncaptured() {
   t_forced_uncaptured = before_;
+}
+
+void run_next_call_uncaptured(const GraphedCallable* callable) {
+  t_decided = callable;
 }
 
 void begin_observed_calls() {

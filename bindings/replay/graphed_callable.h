@@ -81,6 +81,11 @@ class ForceUncaptured {
   const GraphedCallable* before_;
 };
 
+// The next call from this thread of any graphed callable runs uncaptured without a decision if it
+// is a call of `callable` (null: of none): that is the call for which replay_matching() has
+// returned kUncaptured already, and Python makes it.
+void run_next_call_uncaptured(const GraphedCallable* callable);
+
 // From begin to end, all calls from this thread run uncaptured: something observes their operators,
 // which a replay has none of. Neither is a call counted, recorded or watched for side effects,
 // which would show operators of PyGraph's.

@@ -84,7 +84,7 @@ class Graphed:
     def reset(self) -> None:
         """Drops all graphs; the next calls are observed again."""
         with self._lock:
-            dropped = self._variants
+            dropped = self._variants, self._served
             self._start()
         del dropped  # the graphs' end may run other code
 
@@ -97,9 +97,10 @@ class Graphed:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        made = self._served(args, kwargs)
-        if made is not None:
-            return made[0]
+        if not torch.compiler.is_compiling():  # Dynamo cannot look into the engine
+            made = self._served(args, kwargs)
+            if made is not None:
+                return made[0]
         if serving.is_calling() or not serving.may_be_served():
             return self._function(*args, **kwargs)
         lock = runtime.drawing_lock()  # the thread is part of no capture
@@ -146,7 +147,8 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         runtime.engine().forget_known_calls(self._served, variant)
         result = variant.call(arguments, lambda: self._uncaptured(args, kwargs))
-        self._tell_engine(variant, arguments)
+        with runtime.harmless("telling the engine of a call"):
+            self._tell_engine(variant, arguments)
         return result
 
     def _tell_engine(self, variant: Variant, arguments: Arguments) -> None:

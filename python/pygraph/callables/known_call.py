@@ -22,7 +22,8 @@ class OfStep(TypedDict):
     differentiated: list[torch.Tensor]  # a backward may set their gradients
     used: list[torch.Tensor]  # whose gradients from before are inputs
     groups: list[dict[str, Any]]  # whose learning rates are inputs
-    make_rates: Callable[[], list[torch.Tensor]]  # of the rates as they are now
+    # Of the rates as they are now, or None where no tensors may be made.
+    make_rates: Callable[[], list[torch.Tensor] | None]
     made: list[torch.Tensor]  # left with gradients, the last outputs
     cleared: list[torch.Tensor]  # left without
     result_count: int  # outputs that the result is made of

@@ -102,6 +102,11 @@ class Rates:
             self._values = values
         return list(self._tensors)
 
+    def tensors_now(self) -> list[torch.Tensor] | None:
+        """The same, for the engine. None while the stream captures: new ones would have their values
+        only after the program's graph has run."""
+        return None if torch.cuda.is_current_stream_capturing() else self.tensors()
+
     @property
     def are_set(self) -> bool:
         """Whether the callable sets some itself."""

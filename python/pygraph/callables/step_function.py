@@ -156,7 +156,7 @@ class StepFunction:
             "differentiated": around.tensors,
             "used": around.used,
             "groups": around.rates.groups,
-            "make_rates": around.rates.tensors,
+            "make_rates": around.rates.tensors_now,
             "state_tensors": self.state_tensors,
             "made": around.made,
             "cleared": around.cleared,

@@ -231,18 +231,19 @@ class Variant:
         """Of the call that this thread has made last. None if no replay has made it, or if only Python
         can make the next ones."""
         step, around, partition, form = self._step, self._around, self.partition, arguments.form
+        host = self.host  # which another thread may replace
         if form is None or type(step) is not StepFunction or not step.was_replayed:
             return None
-        assert around is not None and self.host is not None and partition is not None
+        assert around is not None and host is not None and partition is not None
         if around.numbers.count or around.rates.are_set:
             return None
         return {
             **step.known_call(),
             "owner": self,
             "form": form.engine,
-            "watch": self.host.watch,
-            "held": (form, self.host.held),
-            "probes_hold": self.host.probes_hold if self.host.found.probes else None,
+            "watch": host.watch,
+            "held": (form, host.held),
+            "probes_hold": host.probes_hold if host.found.probes else None,
             "pattern": self._pattern,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,

@@ -69,15 +69,15 @@ class HostState:
     def holds(self) -> bool:
         """Whether everything is the same object, or the same number or text. Fast; False does not mean
         that the callable would see a difference: see ``changes``."""
-        try:
-            return bool(self.watch.holds()) and self.probes_hold()
-        except Exception as error:  # of a probe
-            signal_exceptions.pass_on(error)
-            return False
+        return bool(self.watch.holds()) and self.probes_hold()
 
     def probes_hold(self) -> bool:
-        """Whether the probes tell what they told. Raises what they raise."""
-        return self._probe() == self._probed
+        """Whether the probes tell what they told. False if one raises."""
+        try:
+            return self._probe() == self._probed
+        except Exception as error:
+            signal_exceptions.pass_on(error)
+            return False
 
     def changes(self, later: HostState) -> list[str]:
         """Paths of what differs in a later state of the same roots, the most telling ones first."""
