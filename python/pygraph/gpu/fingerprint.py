@@ -33,7 +33,9 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
 def of_few(tensor: torch.Tensor) -> torch.Tensor:
     """A fingerprint by the same kernels, of a small tensor, and with little memory."""
-    return _weighted(as_integers(tensor).reshape(-1), _weights.__wrapped__(tensor.device, tensor.numel() // 2))
+    return _weighted(
+        as_integers(tensor).reshape(-1), _weights.__wrapped__(tensor.device, tensor.numel() // 2)
+    )
 
 
 def _weighted(flat: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
