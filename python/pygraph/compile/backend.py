@@ -35,7 +35,6 @@ from pygraph.options import BackendConfig
 from pygraph.partition.signature import Kind
 from pygraph.torch_patches import stored_keys
 from pygraph.uncapturable import Compilation
-from pygraph.verify import kernel_loading
 
 # In the keys of the compiler's caches: of code for us, which is not mixed up with other backends', nor
 # with that of versions of PyGraph that generated other kernels.
@@ -131,8 +130,6 @@ def _compile_with_graphs(
     observation = observations.current()
     is_warm = observation is None and _may_be_warm(gm, example_inputs, config)
     key = warm_programs.missing_key(example_inputs) if is_warm else ()
-    if is_warm:
-        kernel_loading.begin(example_inputs)
     if attachment.places_its_work_itself(gm):
         key = ("on streams",)  # Inductor's key has the operators, but not where they run
     transforms = GraphPass(frozenset(config.own.transforms)).uuid()

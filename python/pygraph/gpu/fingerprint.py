@@ -28,19 +28,7 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     if flat.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
     chunk = _LARGE_CHUNK if flat.numel() > _LARGE else _CHUNK
-    return _weighted(flat, _weights(tensor.device, chunk))
-
-
-def of_few(tensor: torch.Tensor) -> torch.Tensor:
-    """A fingerprint by the same kernels, of a small tensor, and with little memory."""
-    return _weighted(
-        as_integers(tensor).reshape(-1), _weights.__wrapped__(tensor.device, tensor.numel() // 2)
-    )
-
-
-def _weighted(flat: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """By chunks of as many elements as there are weights."""
-    chunk = weights.numel()
+    weights = _weights(tensor.device, chunk)
     result = (flat[:chunk] * weights[: flat.numel()]).sum()
     for part in torch.split(flat[chunk:], chunk) if flat.numel() > chunk else ():
         result = result * _FACTOR + (part * weights[: part.numel()]).sum()

@@ -15,7 +15,6 @@ from pygraph.partition.signature import PartitionInfo
 from pygraph.record import recorder
 from pygraph.record.side_effects import Watch
 from pygraph.undoing import Undo, undoing
-from pygraph.verify import kernel_loading
 
 # The number of signatures whose first call is watched for side effects. The same code with other sizes
 # has the same side effects, and watching costs time.
@@ -47,7 +46,6 @@ class ObservedEffects:
         watched."""
         with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
             allocator.give_back(after=allocator.bytes_on_gpu(args))
-        kernel_loading.wait_for_fingerprints()
         hinted = self._info.mutated if self.hints_fit(args) else frozenset()
         self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
 
@@ -59,7 +57,6 @@ class ObservedEffects:
                 signal_exceptions.pass_on(error)
                 failure = recorder.describe_failure(error)
             outputs = run(args)
-            kernel_loading.wait()
             if watch is None:
                 return outputs, failure
             try:
