@@ -177,7 +177,7 @@ def test_a_broken_decision_is_made_anew(tmp_path: Path, content: bytes) -> None:
     x = torch.randn(8, 64, device="cuda")
     _, model = _compiled(Small())
     _calls(model, x)
-    (path,) = (tmp_path / "pygraph").rglob("*.json")
+    (path,) = (tmp_path / "pygraph").glob("v*/*.json")  # digests lie beside them
     path.write_bytes(content)
     torch._dynamo.reset()
     runtime.partitions.clear()
