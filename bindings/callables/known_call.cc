@@ -111,6 +111,9 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
   ReplayClocks::end(ReplayPart::kHost);
   inputs.gradients = gradients_of(used_);
   const bool uses_gradients = !inputs.gradients.empty();
+  for (const py::handle gradient : inputs.gradients) {
+    if (THPVariable_Unpack(gradient.ptr()).layout() != c10::kStrided) return false;
+  }
   if (state_->is_shared_by(uses_gradients ? joined(inputs.tensors.ptr(), inputs.gradients)
                                           : inputs.tensors)) {
     return false;

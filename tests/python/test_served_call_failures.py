@@ -183,3 +183,11 @@ def test_a_call_that_cannot_be_noted_returns_its_result(
 
     monkeypatch.setattr(variant.Variant, "known_call", fails)
     assert torch.equal(graphed(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_sparse_gradient_from_before_is_added_to(frozen: Any) -> None:
+    parameter = torch.ones(3, requires_grad=True)
+    graphed = begun(lambda x: (x * parameter).sum().backward(), torch.ones(3))
+    parameter.grad = torch.ones(3).to_sparse()
+    graphed(torch.ones(3))
+    assert served(graphed) == 0 and torch.equal(parameter.grad, torch.full((3,), 2.0))

@@ -195,9 +195,13 @@ class Variant:
 
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments overlap each other, or share memory with what the variant uses: a
-        recording's stand-ins would not."""
+        recording's stand-ins would not. Also of gradients that have no memory of their own: sparse
+        ones."""
         assert self._around is not None
-        tensors = [*arguments.tensors, *self._around.used_gradients()]
+        gradients = self._around.used_gradients()
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            return True
+        tensors = [*arguments.tensors, *gradients]
         if isinstance(self._step, ForwardFunction) and len(tensors) > 1:
             addresses = [address_of(tensor) for tensor in tensors]  # parts of one storage, too
             if len(set(addresses)) < len(addresses):
