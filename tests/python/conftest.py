@@ -11,6 +11,7 @@ import torch
 from torch._dynamo import eval_frame
 
 from pygraph import runtime, torch_patches
+from pygraph.callables import serving
 from pygraph.gpu import current
 from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.torch_patches import selection, state
@@ -54,6 +55,14 @@ def backend(request: pytest.FixtureRequest, patched: None) -> Iterator[Backend]:
 def partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replaying]]:
     """Those of graphed callables, on the CPU."""
     yield from partitions_of(lambda: graphed_world.install(monkeypatch))
+
+
+@pytest.fixture
+def by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine makes no call of a graphed callable by itself: for errors within Python's calls."""
+    never = ({}, "a name that is not there", 0)
+    make = lambda: runtime.engine().served_calls(serving.inside, runtime._own, [never], None)  # noqa: E731
+    monkeypatch.setattr(serving, "served_calls", make)
 
 
 @pytest.fixture

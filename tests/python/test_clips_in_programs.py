@@ -164,7 +164,7 @@ def test_parameters_and_graphs_are_freed(partitions: Any) -> None:
 
 
 def test_an_error_of_pygraphs_own_does_not_reach_the_program(
-    partitions: Any, monkeypatch: pytest.MonkeyPatch
+    partitions: Any, by_python: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_it(loop: Loop, i: int) -> None:
         if i == 8 and hasattr(loop.optimizer.step, "pygraph_route"):
@@ -201,7 +201,7 @@ class _Timeout(Exception):
 
 @pytest.mark.parametrize("place", ["_tell_autograd", "call"])
 def test_an_exception_after_a_replay_is_the_programs(
-    partitions: Any, monkeypatch: pytest.MonkeyPatch, place: str
+    partitions: Any, by_python: None, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The replay's effect is there: nothing is done twice."""
     loop, expected = Loop(sgd), Loop(sgd, False)

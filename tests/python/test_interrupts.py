@@ -294,6 +294,15 @@ def test_an_interrupt_leaves_a_step_before_or_after_the_call(
     _check_moments_of(kind, number)
 
 
+@pytest.mark.parametrize("kind", [_Step, _ClearingStep], ids=lambda k: k.__name__[1:])
+@pytest.mark.parametrize("number", [7, _CHANGES])
+def test_an_interrupt_in_a_call_that_python_makes(
+    running: Any, by_python: None, kind: type[_Step], number: int
+) -> None:
+    """As all calls with PYGRAPH_SHORT_CHECKS=0, and those that the engine leaves to Python."""
+    _check_moments_of(kind, number)
+
+
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 7, _CHANGES])
 def test_an_interrupt_in_a_differentiated_program(differentiated: Any, number: int) -> None:
     """In the graphed forward, or in its backward."""
