@@ -34,3 +34,10 @@ def write(path: Path, data: Any) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def has_time_of_change(ctime_ns: int) -> bool:
+    """Whether this is the time at which a file, here, was last changed. File systems made from an image
+    (SquashFS, EROFS, ext4 made from an archive) give the time that was written into the image, in which
+    another content may have the same. They have whole seconds, other file systems parts of them."""
+    return ctime_ns % 1_000_000_000 != 0

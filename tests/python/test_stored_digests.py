@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch._inductor import config
 
-from pygraph import source_digest
+from pygraph import source_digest, stored
 from pygraph.torch_patches import sources, stored_digests
 from pygraph.torch_patches.stored_digests import StoredDigests
 from pygraph.torch_patches.table import PATCHES, REQUIRED
@@ -90,6 +90,19 @@ def test_one_digest_of_several_functions(folder: Path, computed: list[Any]) -> N
     assert computed == list(both)
     assert StoredDigests("of a test").digest_of(module.other, module.function) != expected
     assert StoredDigests("of a test").digest_of(module.function, len) == ""
+
+
+def test_a_file_from_an_image_is_read_in_each_process(
+    folder: Path, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another image may have another content with the same times."""
+    assert stored.has_time_of_change(1_700_000_000_123_456_789)
+    assert not stored.has_time_of_change(1_700_000_000_000_000_000)
+    module = _module(folder)
+    monkeypatch.setattr(stored, "has_time_of_change", lambda ctime_ns: False)
+    for count in (1, 2):
+        assert _asked_for(module.function) == _live(module.function)
+        assert len(computed) == 2 * count and not _files(folder)
 
 
 def test_a_changed_file_is_read_again(folder: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch._inductor import codecache
 
-from pygraph.torch_patches import sources, stored_keys
-from pygraph.torch_patches.stored_keys import StoredKey, modules_in
+from pygraph.torch_patches import hashed_files, sources, stored_keys
+from pygraph.torch_patches.hashed_files import modules_in
+from pygraph.torch_patches.stored_keys import StoredKey
 from pygraph.torch_patches.table import PATCHES
 
 (PATCH,) = (patch for patch in PATCHES if patch.name == "stored_keys")
@@ -31,6 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("__init__.py", "module.py", "inner/__init__.py", "inner/module.py", "data/text"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("text")
+    (folder / "linked").symlink_to(tmp_path / "linked")  # which does not exist yet
     return folder
 
 
@@ -58,6 +63,11 @@ def _same_size_and_time(package: Path) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
+def _at_the_end_of_a_link(package: Path) -> None:
+    (package.parent / "linked").mkdir()
+    (package.parent / "linked/__init__.py").write_text("text")
+
+
 def _replaced(package: Path) -> None:
     (package / "new.txt").write_text("text")
     (package / "new.txt").replace(package / "module.py")
@@ -69,6 +79,7 @@ def _replaced(package: Path) -> None:
         lambda p: (p / "module.py").write_text("other"),
         _same_size_and_time,
         _replaced,
+        _at_the_end_of_a_link,
         lambda p: (p / "module.py").unlink(),
         lambda p: (p / "more.py").write_text("text"),
         lambda p: (p / "inner/more.py").write_text("text"),
@@ -100,6 +111,12 @@ def test_a_file_that_has_just_changed_is_not_trusted(
     assert _kept(package) == ""
 
 
+def test_a_file_from_an_image_is_not_trusted(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another image may have another content with the same times."""
+    monkeypatch.setattr(stored_keys, "_state", lambda path: [7, 4, 10**9, 2 * 10**9])
+    assert _kept(package) == ""
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"key": 1, "states": {}}', b'{"key": "a"}'])
 def test_a_broken_file_is_replaced(package: Path, content: bytes) -> None:
     _kept(package)
@@ -120,17 +137,117 @@ def test_a_folder_that_cannot_be_written(package: Path) -> None:
     assert _kept(package) == ""
 
 
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is to be kept."""
+    entries: list[object] = []
+    monkeypatch.setattr(stored_keys, "_to_keep", entries)
+    return entries
+
+
+def test_a_key_that_others_began_to_compute_is_not_kept(package: Path, noted: list[object]) -> None:
+    """Its files may have changed since then."""
+    stored_keys._install(_key(package), lambda: None, lambda key: None)
+    answers = iter(["", None])  # they began a moment later
+    stored_keys._install(_key(package), lambda: next(answers), lambda key: None)
+    assert not noted
+
+
+def test_a_key_that_is_never_computed_is_not_kept(package: Path, noted: list[object]) -> None:
+    answers = iter(["", "", "", "the key"])
+    stored_keys._install(_key(package), lambda: next(answers), lambda key: None)
+    stored_keys.keep()
+    assert len(noted) == 1 and _key(package).find() == ""
+    stored_keys.keep()
+    assert not noted and _key(package).find() == "the key"
+
+
+def test_two_threads_keep_a_key(package: Path, noted: list[object]) -> None:
+    def so_far() -> str:
+        noted.clear()  # by the other thread
+        return "the key"
+
+    noted.append((_key(package), so_far))
+    stored_keys.keep()
+    assert not noted
+
+
+@pytest.mark.parametrize("error", [RuntimeError("already set"), ValueError("not hexadecimal")])
+def test_a_key_that_cannot_be_set(package: Path, noted: list[object], error: Exception) -> None:
+    def use(key: str) -> None:
+        raise error
+
+    assert _kept(package) == "the key"
+    stored_keys._install(_key(package), lambda: "", use)
+    assert not noted
+
+
+@known_here
+def test_what_pytorch_knows_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, end = threading.Event(), threading.Event()
+
+    def compute() -> bytes:
+        computing.set()
+        assert end.wait(60)
+        return b"key"
+
+    for start in ("prefetch", "call"):
+        key = codecache.torch_key_cache(compute)
+        monkeypatch.setattr(codecache, "torch_key", key)
+        assert stored_keys._torch_key_so_far() == ""
+        thread = threading.Thread(target=key if start == "call" else key.prefetch)
+        thread.start()
+        assert computing.wait(60) and stored_keys._torch_key_so_far() is None
+        end.set()
+        thread.join()
+        assert stored_keys._torch_key_so_far() == (b"key".hex() if start == "call" else None)
+        assert key() == b"key" and stored_keys._torch_key_so_far() == b"key".hex()
+        computing.clear(), end.clear()
+
+
+def test_what_triton_knows_of_its_key() -> None:
+    seen = []
+
+    @functools.lru_cache
+    def triton_key() -> str:
+        seen.append(stored_keys._triton_key_so_far(triton_key))
+        return "key"
+
+    assert stored_keys._triton_key_so_far(triton_key) == ""
+    assert triton_key() == "key" and seen == [None]
+    assert stored_keys._triton_key_so_far(triton_key) == "key"
+
+
+def test_a_known_key_is_computed_after_its_cache_is_cleared() -> None:
+    original = functools.lru_cache(lambda: "computed")
+    function = stored_keys._known_at_first(original, "stored")
+    assert function() == "stored" and function.cache_info().currsize == 1
+    function.cache_clear()
+    assert function() == function() == "computed" and function.__wrapped__ is original
+
+
+@known_here
+def test_a_package_of_triton_that_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's key lacks its files, where it cannot be imported."""
+    import triton
+
+    assert len(list(hashed_files.of_triton())) > 20
+    monkeypatch.delitem(sys.modules, f"{triton.__name__}.backends.nvidia")
+    with pytest.raises(ImportError, match="has not been imported"):
+        list(hashed_files.of_triton())
+
+
 _READ = """
 import sys
 import torch
 from torch._inductor import codecache
-from pygraph.torch_patches import stored_keys
+from pygraph.torch_patches import hashed_files
 read = set()
 is_on = True
 sys.addaudithook(lambda event, args: read.add(args[0]) if event == "open" and is_on else None)
 codecache.torch_key(), codecache.triton_key()
 is_on = False
-named = {*stored_keys._of_torch(), *stored_keys._of_triton()}
+named = {*hashed_files.of_torch(), *hashed_files.of_triton()}
 read = {name for name in read if isinstance(name, str) and not name.endswith(".pyc")}
 print(len(read), sorted(read - named))
 """

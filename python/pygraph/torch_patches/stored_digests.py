@@ -105,6 +105,8 @@ def _place(function: Any) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _file(path: str) -> str:
-    """Raises OSError if there is no such file."""
+    """Raises OSError if there is no such file, or if a change of it might not be noticed."""
     found = os.stat(path)
+    if not stored.has_time_of_change(found.st_ctime_ns):
+        raise OSError(f"no time of change: {path}")
     return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"

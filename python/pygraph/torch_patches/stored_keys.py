@@ -4,7 +4,8 @@ The compiler's caches are for one version of that code: each key in them contain
 Each process reads all files for it, among them Triton's library of 500 MB, which takes some 0.45 s. A
 hash on disk is used instead if all files, and all folders in which files could be added, have the
 inodes, sizes and times that they had before it was computed. In all other cases, and after any error,
-PyTorch computes it, and it is stored. Nothing here raises, but for an unknown source at the beginning.
+PyTorch computes it, if it needs it, and it is stored. Nothing here raises, but for an unknown source at
+the beginning.
 
 As with everything that Inductor keeps, ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`` switches this off.
 """
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.machinery
 import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._inductor import config
@@ -27,16 +28,15 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from pygraph import stored
 from pygraph.runtime import log
+from pygraph.torch_patches import hashed_files
 from pygraph.torch_patches.stored_digests import StoredDigests
 
 # Of the function behind PyTorch's cache of its one result, which the table of patches cannot name.
 _KNOWN = ("677e589d16daf11b",)
-# Files that it reads beside the modules, by their place in torch._inductor.
-_MORE_FILES = ("codegen/aoti_runtime/interface.cpp", "codegen/aoti_runtime/streams.h", "script.ld")
+_FORMAT = 1  # of what is stored: another one where other files, or other facts of them, are looked at
 _SETTLED_SECONDS = 10.0  # files that changed within them may do so again, at the same time of the clock
 
 _State = list[int] | None  # of a file or folder; None if it does not exist
-_SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
 
 class StoredKey:
@@ -72,17 +72,19 @@ class StoredKey:
             log.debug("no key is kept: %s", error)
 
     def keep(self, key: str) -> None:
-        """Stores the key, unless its files have changed a moment before they were noted."""
+        """Stores the key, unless one of its files had changed a moment before they were noted, or has
+        no time of change (:func:`pygraph.stored.has_time_of_change`)."""
         states, self._states = self._states, None
         try:
-            if states and max(_changed_at(state) for state in states.values()) < self._noted_at:
+            known = [state for state in (states or {}).values() if state is not None]
+            if known and all(_is_settled(state, self._noted_at) for state in known):
                 stored.write(_path(self._name), {"key": key, "states": states})
         except Exception as error:  # the folder cannot be written
             log.debug("a key was not kept: %s", error)
 
 
 def _path(name: str) -> Path:
-    parts = (name, torch.__version__, sys.version)
+    parts = (name, torch.__version__, sys.version, hashed_files.SUFFIXES, _FORMAT)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return Path(cache_dir()) / "pygraph" / f"key-{digest}.json"
 
@@ -95,45 +97,31 @@ def _state(path: str) -> _State:
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _changed_at(state: _State) -> float:
-    return 0.0 if state is None else max(state[2:]) / 1e9 + _SETTLED_SECONDS
+def _is_settled(state: list[int], at: float) -> bool:
+    changed = max(state[2:]) / 1e9
+    return stored.has_time_of_change(state[3]) and changed + _SETTLED_SECONDS < at
 
 
-def modules_in(folder: str) -> Iterator[str]:
-    """The folder, its modules, all its folders, and the same of those that are packages: everything
-    that ``pkgutil.iter_modules`` looks at."""
-    yield folder
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if entry.is_dir():
-            if entry.name != "__pycache__" and "." not in entry.name:
-                names = os.listdir(entry.path)
-                is_package = any(inspect.getmodulename(name) == "__init__" for name in names)
-                yield from modules_in(entry.path) if is_package else (entry.path,)
-        elif entry.name.endswith(_SUFFIXES):
-            yield entry.path
+def _torch_key_so_far() -> str | None:
+    """Empty if it is not known yet; None if it is being computed."""
+    from torch._inductor import codecache
+
+    cache = inspect.getclosurevars(codecache.torch_key).nonlocals
+    if isinstance(cache["_cache"], bytes):
+        return cache["_cache"].hex()
+    return None if cache["_lock"].locked() or cache["_future"] is not None else ""
 
 
-def _of_torch() -> Iterator[str]:
-    folder = os.path.dirname(torch.__file__)
-    yield from modules_in(folder)
-    yield from (os.path.join(folder, "_inductor", name) for name in _MORE_FILES)
+def _triton_key_so_far(original: Any) -> str | None:
+    """As of PyTorch's, for the function that computes it. A call is counted when it begins."""
+    cached = original.cache_info()
+    if cached.currsize:
+        return str(original())
+    return None if cached.misses else ""
 
 
-def _of_triton() -> Iterator[str]:
-    import triton
-    import triton.runtime.cache
-
-    folder = os.path.dirname(triton.__file__)
-    for name in ("compiler", "backends", "language"):
-        yield from modules_in(os.path.join(folder, name))
-    library = f"libtriton.{importlib.machinery.EXTENSION_SUFFIXES[0].split('.')[-1]}"
-    yield from (triton.__file__, triton.runtime.cache.__file__)
-    yield os.path.join(folder, "_C", library)
-
-
-_to_keep: list[tuple[StoredKey, Callable[[], str]]] = []
+# With functions that return the key, or nothing before it has been computed.
+_to_keep: list[tuple[StoredKey, Callable[[], str | None]]] = []
 
 
 @functools.cache
@@ -150,31 +138,53 @@ def install() -> None:
     digests.save()
     if config.force_disable_caches or config.is_fbcode():
         return
-    if not isinstance(compute["_cache"], bytes):  # or else PyTorch has it already
-        key = StoredKey(f"torch {torch.__file__}", _of_torch)
-        found = key.find()
-        if found:
-            codecache.torch_key.set(bytes.fromhex(found))
-        else:
-            key.note()
-            _to_keep.append((key, lambda: codecache.torch_key().hex()))
     original = triton_compat.triton_key
-    if original.cache_info().currsize == 0:
-        key = StoredKey(f"triton {inspect.getfile(inspect.unwrap(original))}", _of_triton)
-        found = key.find()
-        if found:
-            triton_compat.triton_key = functools.wraps(original)(lambda: found)
-        else:
+
+    def set_torch_key(key: str) -> None:
+        codecache.torch_key.set(bytes.fromhex(key))
+
+    def set_triton_key(key: str) -> None:
+        triton_compat.triton_key = _known_at_first(original, key)
+
+    key = StoredKey(f"torch {torch.__file__}", hashed_files.of_torch)
+    _install(key, _torch_key_so_far, set_torch_key)
+    key = StoredKey(f"triton {inspect.getfile(inspect.unwrap(original))}", hashed_files.of_triton)
+    _install(key, functools.partial(_triton_key_so_far, original), set_triton_key)
+
+
+def _install(key: StoredKey, so_far: Callable[[], str | None], use: Callable[[str], None]) -> None:
+    """Gives PyTorch the key. If it is not on disk, the states of its files are noted before PyTorch
+    begins to compute it."""
+    try:
+        if so_far() == "":
+            found = key.find()
+            if found:
+                use(found)
+                return
             key.note()
-            _to_keep.append((key, original))
+            if so_far() == "":
+                _to_keep.append((key, so_far))
+    except Exception as error:  # another thread has computed it, or what is on disk is no key
+        log.debug("a key on disk is not used: %s", error)
+
+
+def _known_at_first(original: Any, key: str) -> Any:
+    """The function with its result in its cache. If the cache is cleared, it is computed."""
+    known = [key]
+    function = functools.cache(lambda: known.pop() if known else original())
+    function()
+    return functools.update_wrapper(function, original)
 
 
 def keep() -> None:
     """To be called after a program has been looked up in the compiler's caches, which computes the
-    keys: stores those that were not on disk."""
-    while _to_keep:
-        key, compute = _to_keep.pop()
+    keys: stores those that were not on disk. Computes none. Threads may call it at the same time."""
+    for entry in tuple(_to_keep):
+        key, so_far = entry
         try:
-            key.keep(compute())
-        except Exception as error:
+            found = so_far()
+            if found:
+                _to_keep.remove(entry)
+                key.keep(found)
+        except Exception as error:  # of an entry that another thread has removed, too
             log.debug("a key was not kept: %s", error)
