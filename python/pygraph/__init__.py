@@ -20,7 +20,7 @@ from pygraph._version import __version__
 
 if TYPE_CHECKING:
     from pygraph.callables.check import Check, check
-    from pygraph.callables.graphed import graph
+    from pygraph.callables.graph import graph
     from pygraph.report import Report, explain
     from pygraph.report.stats import GraphStats, stats
     from pygraph.runtime import reset, uncaptured
@@ -50,7 +50,7 @@ _MODULES = {
     "Status": "torch_patches",
     "check": "callables.check",
     "explain": "report",
-    "graph": "callables.graphed",
+    "graph": "callables.graph",
     "reset": "runtime",
     "stats": "report.stats",
     "status": "torch_patches",

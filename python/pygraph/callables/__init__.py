@@ -2,7 +2,8 @@
 
 A call passes through these modules, in this order:
 
-    graphed              what ``pygraph.graph`` returns: selects the variant that serves a call
+    graph                ``pygraph.graph``: takes the options
+    graphed              what it returns: selects the variant that serves a call
     serving, signature   whether this thread may use graphs now; the arguments, as a key and tensors
     host/                what Python can read on the host: has any of it changed?
     variant              calls of one kind, in one state of the host: observed, then given a partition
