@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+
+#include "instantiate.h"
 
 namespace pygraph {
 namespace {
@@ -46,7 +49,11 @@ void set_kernel_params(const Driver& driver, const Node& node, const char* call,
 }  // namespace
 
 ExecutableGraph::ExecutableGraph(const Driver& driver, Graph graph, LinkedGraph linked)
-    : driver_(driver), graph_(std::move(graph)), linked_(std::move(linked)), table_(linked_) {
+    : driver_(driver),
+      graph_(std::move(graph)),
+      may_be_for_device_launch_(gains_from_device_launch(linked.recording)),
+      linked_(std::move(linked)),
+      table_(linked_) {
   PYGRAPH_CHECK(driver_, context_get_current(&context_));
 }
 
@@ -114,24 +121,16 @@ void ExecutableGraph::apply_child_graphs() {
 // The graph itself gets the addresses first, so that nothing in it refers to stand-ins any more.
 void ExecutableGraph::instantiate() {
   for (const BindTable::PatchedNode& patch : table_.patched_nodes()) apply_to_graph(patch);
-  CUgraphExec raw = nullptr;
-  abi::InstantiateParams params{};
-  if (has_priorities()) params.flags = abi::kInstantiateUseNodePriority;
-  PYGRAPH_CHECK(driver_, graph_instantiate(&raw, graph_.get(), &params));
-  exec_ = GraphExec(driver_, raw);
-}
-
-// Kernels run with the priority of the stream that the graph is launched on, unless asked to keep
-// those that they were captured with. A program that gives some of its streams another priority
-// than the default one (0) has a reason.
-bool ExecutableGraph::has_priorities() const {
-  return std::ranges::any_of(linked_.recording.nodes, [&](const Node& node) {
-    if (node.kind != NodeKind::kKernel) return false;
-    abi::LaunchAttributeValue value{};
-    PYGRAPH_CHECK(driver_,
-                  graph_kernel_get_attribute(node.handle, abi::kLaunchAttributePriority, &value));
-    return value.priority != 0;
-  });
+  const auto make = [&] {
+    return pygraph::instantiate(driver_, graph_.get(), linked_.recording,
+                                may_be_for_device_launch_);
+  };
+  try {
+    exec_ = make();
+  } catch (const DriverError&) {
+    if (!std::exchange(may_be_for_device_launch_, false)) throw;
+    exec_ = make();
+  }
 }
 
 size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
@@ -150,6 +149,7 @@ size_t ExecutableGraph::bind(std::span<const uint64_t> addresses) {
   } catch (...) {
     // Some nodes have new addresses, some have old ones: never launch that.
     drop();
+    may_be_for_device_launch_ = false;
     table_.clean();
     dirty_children_.clear();
     throw;
@@ -162,6 +162,13 @@ void ExecutableGraph::launch(CUstream stream) {
   if (!exec_) throw std::logic_error("launch before a successful bind");
   check_foreign_memory(driver_, linked_.foreign);
   was_launched_ = true;
+  if (may_be_for_device_launch_) {
+    if (driver_.graph_launch(exec_.get(), stream) == abi::kSuccess) return;
+    drop();
+    may_be_for_device_launch_ = false;
+    instantiate();
+    was_launched_ = true;
+  }
   PYGRAPH_CHECK(driver_, graph_launch(exec_.get(), stream));
 }
 

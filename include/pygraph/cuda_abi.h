@@ -75,7 +75,8 @@ inline constexpr int kLaunchAttributeCooperative = 2;
 inline constexpr int kLaunchAttributeClusterDimension = 4;
 inline constexpr int kLaunchAttributePriority = 8;
 
-// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+// CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH and _USE_NODE_PRIORITY
+inline constexpr uint64_t kInstantiateDeviceLaunch = 4;
 inline constexpr uint64_t kInstantiateUseNodePriority = 8;
 
 // CUDA_KERNEL_NODE_PARAMS_v2

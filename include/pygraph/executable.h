@@ -58,12 +58,12 @@ class ExecutableGraph {
   void apply_to_executable(const BindTable::PatchedNode& patch);
   void apply_child_graphs();
   void instantiate();
-  bool has_priorities() const;
 
   const Driver& driver_;
   Graph graph_;  // owns the nodes; outlives the executable
   GraphExec exec_;
   bool was_launched_ = false;
+  bool may_be_for_device_launch_;  // src/instantiate.h; until the driver refuses something
   LinkedGraph linked_;
   BindTable table_;
   CUcontext context_ = nullptr;

@@ -21,7 +21,7 @@ abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::Instantiate
   auto* created = copy_graph(*as_graph(graph)).release();
   current_state()->objects.insert(created);
   *exec = reinterpret_cast<CUgraphExec>(created);
-  current_state()->last_uses_priorities = (params->flags & abi::kInstantiateUseNodePriority) != 0;
+  current_state()->last_executable_flags = params->flags;
   params->result = 0;
   return abi::kSuccess;
 }

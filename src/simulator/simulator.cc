@@ -108,8 +108,8 @@ void Simulator::hold(CUstream stream, bool is_held) {
   reinterpret_cast<SimulatedStream*>(stream)->is_held = is_held;
 }
 
-bool Simulator::last_executable_uses_priorities() const {
-  return g_state->last_uses_priorities;
+uint64_t Simulator::last_executable_flags() const {
+  return g_state->last_executable_flags;
 }
 
 size_t Simulator::live_objects() const {

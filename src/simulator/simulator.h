@@ -67,8 +67,8 @@ class Simulator {
   // work took that long. Ends with the stream, too.
   void hold(CUstream stream, bool is_held);
 
-  // Whether the last executable was instantiated to keep its nodes' priorities.
-  bool last_executable_uses_priorities() const;
+  // The flags with which the last executable was instantiated (abi::kInstantiate...).
+  uint64_t last_executable_flags() const;
 
   // Graphs, executables, streams, events, modules, allocations and reservations not yet given back.
   size_t live_objects() const;

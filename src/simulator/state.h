@@ -97,7 +97,7 @@ struct State {
   std::map<uint64_t, size_t> reserved;  // virtual addresses
   std::map<abi::MemoryHandle, Page> pages;
   abi::MemoryHandle next_page = 1;
-  bool last_uses_priorities = false;   // of the executable that was instantiated last
+  uint64_t last_executable_flags = 0;  // of the executable that was instantiated last
   unsigned long long next_stream = 2;  // 1 is the legacy stream
 };
 

@@ -169,7 +169,8 @@ TEST_F(StreamSlotsTest, PrioritiesOfKernelsAreKept) {
     ASSERT_EQ(driver.graph_kernel_set_attribute(node, abi::kLaunchAttributePriority, &value), 0);
     ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
     graph.bind(std::vector<uint64_t>(graph.slot_count(), device.allocate(kBytes)));
-    EXPECT_EQ(device.simulator().last_executable_uses_priorities(), priority != 0);
+    EXPECT_EQ(device.simulator().last_executable_flags(),
+              priority == 0 ? 0 : abi::kInstantiateUseNodePriority);
   }
 }
 
