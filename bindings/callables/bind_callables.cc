@@ -26,8 +26,8 @@ py::list host_tensors(const CallObserver& observer) {
   for (const SeenStorage& seen : observer.storages()) {
     if (seen.is_born || !seen.device.is_cpu()) continue;
     at::Tensor tensor;
-    for (const WeakTensor& weak : seen.tensors) {
-      const at::Tensor owner(weak.lock());
+    for (const SeenTensor& through : seen.tensors) {
+      const at::Tensor owner(through.tensor.lock());
       if (owner.defined()) tensor = owner;
     }
     found.append(py::make_tuple(tensor, seen.user, seen.is_written, seen.bytes));

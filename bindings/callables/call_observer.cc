@@ -61,6 +61,10 @@ bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& s
 
 }  // namespace
 
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
 // The addresses that the allocators have handed out on this thread, and that were not freed.
 class FreshMemory : public MemoryReports {
  public:
@@ -192,11 +196,13 @@ SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool
   }
   SeenStorage& seen = storages_[entry->second];
   if (seen.is_born) return seen;
-  const auto is_it = [&](const WeakTensor& known) {
-    return known._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+  const auto is_it = [&](const SeenTensor& known) {
+    return known.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl();
   };
   if (std::ranges::none_of(seen.tensors, is_it)) {
-    seen.tensors.emplace_back(tensor.getIntrusivePtr());
+    std::optional<uint32_t> version;
+    if (!seen.is_written && !tensor.is_inference()) version = version_of(tensor);
+    seen.tensors.push_back({WeakTensor(tensor.getIntrusivePtr()), version});
   }
   return seen;
 }

@@ -33,6 +33,13 @@ namespace pygraph::bindings {
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+// A tensor that a storage was read or written through.
+struct SeenTensor {
+  WeakTensor tensor;
+  // Its version then. None if it has none, or if the storage had been written before.
+  std::optional<uint32_t> version;
+};
+
 struct SeenStorage {
   WeakStorage storage;
   c10::Device device;
@@ -41,8 +48,11 @@ struct SeenStorage {
   std::string user;  // the operator that was first given it, or that made it
   bool is_born = false;
   bool is_written = false;
-  std::vector<WeakTensor> tensors;  // that it was read or written through; not of what was born
+  std::vector<SeenTensor> tensors;  // not of what was born
 };
+
+// How often autograd was told that the tensor was written; not of an inference tensor.
+uint32_t version_of(const at::Tensor& tensor);
 
 class FreshMemory;
 

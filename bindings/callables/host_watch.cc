@@ -57,6 +57,12 @@ PyObject** place_of_attributes(PyObject* object) {
   return Py_TYPE(object)->tp_dictoffset > 0 ? _PyObject_GetDictPtr(object) : nullptr;
 }
 
+// Whether no assignment to `__class__` gives it another one: Python allows that where both classes
+// are made by programs, and between classes of modules.
+bool keeps_its_class(PyObject* object) {
+  return PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_IMMUTABLETYPE) && !PyModule_Check(object);
+}
+
 bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
   return std::ranges::any_of(keys, [&](PyObject* other) { return is_same(key, other); });
 }
@@ -111,7 +117,7 @@ void HostWatch::add_cell(py::handle cell, const py::tuple& content) {
   cells_.push_back({cell.ptr(), content.empty() ? nullptr : PyTuple_GET_ITEM(content.ptr(), 0)});
 }
 
-HostWatch::Tensor HostWatch::describe(PyObject* object) {
+HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
   const auto size = [](PyObject* hooks) {
     return hooks != nullptr && PyDict_Check(hooks) ? PyDict_GET_SIZE(hooks) : 0;
   };
@@ -127,14 +133,15 @@ HostWatch::Tensor HostWatch::describe(PyObject* object) {
           tensor.scalar_type(),
           is_strided,
           is_strided ? conj_neg_bits_of(tensor) : ConjNegBits{},
-          is_strided ? static_cast<uint32_t>(tensor.dim()) : 0};
+          is_strided ? static_cast<uint32_t>(tensor.dim()) : 0,
+          layout};
 }
 
 void HostWatch::add_tensor(py::handle handle) {
   PyObject* object = handle.ptr();
   const at::Tensor& tensor = THPVariable_Unpack(object);
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  tensors_.push_back(describe(object));
+  tensors_.push_back(describe(object, layouts_.size()));
   places_.push_back(
       {object, tensor.unsafeGetTensorImpl(), meta == nullptr ? nullptr : &meta->requires_grad_});
   if (!tensors_.back().is_strided) return;
@@ -154,21 +161,22 @@ void HostWatch::prefetch_after(size_t i) const {
   if (place.requires_grad != nullptr) prefetch(place.requires_grad, 1);
 }
 
+bool HostWatch::tensor_holds(size_t i) const {
+  const Tensor& watched = tensors_[i];
+  if (describe(watched.tensor, watched.layout) != watched) return false;
+  if (!watched.is_strided) return true;
+  const int64_t* layout = layouts_.data() + watched.layout;
+  const at::Tensor& tensor = THPVariable_Unpack(watched.tensor);
+  const size_t dimensions = watched.dimensions;
+  return std::equal(layout, layout + dimensions, tensor.sizes().begin()) &&
+         std::equal(layout + dimensions, layout + 2 * dimensions, tensor.strides().begin()) &&
+         layout[2 * dimensions] == tensor.storage_offset();
+}
+
 bool HostWatch::tensors_hold() const {
-  const int64_t* layout = layouts_.data();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     prefetch_after(i);
-    const Tensor& watched = tensors_[i];
-    if (describe(watched.tensor) != watched) return false;
-    if (!watched.is_strided) continue;
-    const at::Tensor& tensor = THPVariable_Unpack(watched.tensor);
-    const size_t dimensions = watched.dimensions;
-    if (!std::equal(layout, layout + dimensions, tensor.sizes().begin()) ||
-        !std::equal(layout + dimensions, layout + 2 * dimensions, tensor.strides().begin()) ||
-        layout[2 * dimensions] != tensor.storage_offset()) {
-      return false;
-    }
-    layout += 2 * dimensions + 1;
+    if (!tensor_holds(i)) return false;
   }
   return true;
 }
@@ -185,8 +193,21 @@ void HostWatch::add_function(py::handle function) {
 
 void HostWatch::add_instance(py::handle handle) {
   PyObject* instance = handle.ptr();
-  instances_.push_back(
-      {instance, Py_TYPE(instance), place_of_attributes(instance), attributes_of(instance)});
+  PyObject** place = place_of_attributes(instance);
+  if (place != nullptr && keeps_its_class(instance)) {
+    attributes_.push_back({place, *place});
+  } else {
+    instances_.push_back({instance, Py_TYPE(instance), place, attributes_of(instance)});
+  }
+}
+
+bool HostWatch::attributes_hold() const {
+  constexpr size_t kAhead = 16;
+  for (size_t i = 0; i < attributes_.size(); ++i) {
+    if (i + kAhead < attributes_.size()) prefetch(attributes_[i + kAhead].place, 1);
+    if (*attributes_[i].place != attributes_[i].attributes) return false;
+  }
+  return true;
 }
 
 void HostWatch::add_class(const py::type& type) {
@@ -299,14 +320,14 @@ bool HostWatch::holds(const List& watched) {
   return true;
 }
 
-bool HostWatch::holds() {
+bool HostWatch::holds_beside_tensors() {
   const auto is_unchanged = [](const auto& watched) { return holds(watched); };
   return dicts_hold() && std::ranges::all_of(lists_, is_unchanged) &&
          std::ranges::all_of(cells_,
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
                              }) &&
-         tensors_hold() &&
+         attributes_hold() &&
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&

@@ -49,7 +49,12 @@ class HostWatch {
   void add_class(const pybind11::type& type);
 
   // Whether everything is as it was when it was added.
-  bool holds();
+  bool holds() { return holds_beside_tensors() && tensors_hold(); }
+  // Whether everything but tensors is.
+  bool holds_beside_tensors();
+  size_t tensor_count() const { return tensors_.size(); }
+  PyObject* tensor(size_t i) const { return tensors_[i].tensor; }
+  bool tensor_holds(size_t i) const;
   // Restores the contents of dictionaries, lists and cells. Throws error_already_set.
   void restore();
 
@@ -79,6 +84,7 @@ class HostWatch {
     bool is_strided;
     ConjNegBits conj_neg;
     uint32_t dimensions;  // the rest is in layouts_: sizes, strides, offset; only of strided ones
+    size_t layout;        // where it begins
     bool operator==(const Tensor&) const = default;
   };
   struct Function {
@@ -91,11 +97,16 @@ class HostWatch {
     PyObject** place;      // of the pointer to them in objects of this class, or null
     PyObject* attributes;  // or null
   };
+  // Of an instance whose class cannot be changed, as most are: a module has ten of OrderedDict.
+  struct Attributes {
+    PyObject** place;
+    PyObject* attributes;
+  };
   struct Class {
     PyTypeObject* type;
     unsigned version;
   };
-  static Tensor describe(PyObject* tensor);
+  static Tensor describe(PyObject* tensor, size_t layout);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
   static bool holds(const Dict& watched);
   static bool holds_as_a_whole(const Dict& watched);
@@ -118,6 +129,7 @@ class HostWatch {
   void watch_dicts();
   bool changed_dicts_hold();
   bool tensors_hold() const;
+  bool attributes_hold() const;
   void prefetch_after(size_t i) const;
 
   std::vector<Dict> dicts_;
@@ -132,6 +144,7 @@ class HostWatch {
   std::vector<int64_t> layouts_;  // of the tensors, in a row
   std::vector<Function> functions_;
   std::vector<Instance> instances_;
+  std::vector<Attributes> attributes_;
   std::vector<Class> classes_;
 };
 

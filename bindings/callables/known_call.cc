@@ -80,8 +80,9 @@ KnownCall::KnownCall(const py::dict& kind)
       cleared_(part("cleared", &PyList_Type)),
       result_of_(part("result_of", nullptr)),
       replay_(part("replay", nullptr)),
-      pattern_(borrow(part("pattern", &PyBytes_Type)).cast<std::string>()),
-      result_count_(borrow(part("result_count", &PyLong_Type)).cast<Py_ssize_t>()) {
+      result_count_(borrow(part("result_count", &PyLong_Type)).cast<Py_ssize_t>()),
+      tensors_(*state_, *watch_, differentiated_,
+               borrow(part("pattern", &PyBytes_Type)).cast<std::string>()) {
   for (Py_ssize_t i = 0; i < count_of(groups_); ++i) {
     if (!PyDict_Check(PyList_GET_ITEM(groups_, i))) throw std::invalid_argument("groups");
   }
@@ -102,9 +103,9 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
   if (found.is_none()) return false;
   inputs.tensors = py::reinterpret_borrow<py::list>(PyTuple_GET_ITEM(found.ptr(), 1));
   ReplayClocks::end(ReplayPart::kArguments);
-  if (!state_->is_valid() || !has_gradient_pattern(differentiated_, pattern_)) return false;
+  if (!tensors_.hold()) return false;
   ReplayClocks::end(ReplayPart::kState);
-  if (!watch_->holds()) return false;
+  if (!watch_->holds_beside_tensors()) return false;
   if (probes_hold_ != Py_None && !steal(PyObject_CallNoArgs(probes_hold_)).cast<bool>()) {
     return false;
   }

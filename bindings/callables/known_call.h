@@ -10,6 +10,7 @@
 #include "callables/argument_form.h"
 #include "callables/host_watch.h"
 #include "callables/state.h"
+#include "callables/state_tensors.h"
 
 namespace pygraph::bindings {
 
@@ -69,8 +70,8 @@ class KnownCall {
   PyObject* cleared_;
   PyObject* result_of_;  // a function, or None
   PyObject* replay_;     // a GraphedCallable, or a function
-  std::string pattern_;
   Py_ssize_t result_count_;
+  StateTensors tensors_;
 
   std::vector<uint64_t> rates_;  // the bits of the rates when they were read last
   pybind11::list rate_tensors_;  // of these

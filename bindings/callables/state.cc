@@ -65,7 +65,7 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
   }
   for (const at::Tensor& tensor : reachable) {
     if (tensor.device() == device && has_memory(tensor) && !left_out.contains(memory_of(tensor))) {
-      add(tensor, items);
+      add(tensor, true, items);
     }
   }
   for (const SeenStorage& seen : observer.storages()) {
@@ -75,10 +75,10 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
       continue;
     }
     bool is_owned = false;
-    for (const WeakTensor& weak : seen.tensors) {
-      const at::Tensor owner(weak.lock());
+    for (const SeenTensor& through : seen.tensors) {
+      const at::Tensor owner(through.tensor.lock());
       if (!owner.defined() || memory_of(owner) != storage.unsafeGetStorageImpl()) continue;
-      add(owner, items);
+      add(owner, !through.version || *through.version != version_of(owner), items);
       is_owned = true;
     }
     const auto found = index_.find(storage.unsafeGetStorageImpl());
@@ -92,20 +92,26 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
   keep(items);
 }
 
-void State::add(const at::Tensor& tensor, std::vector<Item>& items) {
+void State::add(const at::Tensor& tensor, bool is_counted, std::vector<Item>& items) {
   const auto [entry, is_new] = index_.emplace(memory_of(tensor), tensors_.size());
   if (is_new) {
     tensors_.push_back(flat_tensor(tensor.storage(), tensor.scalar_type()));
     items.emplace_back();
   }
-  add_owner(items[entry->second], WeakTensor(tensor.getIntrusivePtr()));
+  add_owner(items[entry->second], {WeakTensor(tensor.getIntrusivePtr()), is_counted});
 }
 
-void State::add_owner(Item& item, const WeakTensor& owner) {
-  const auto is_it = [&](const WeakTensor& known) {
-    return known._unsafe_get_target() == owner._unsafe_get_target();
+// Of a reachable tensor that operators were given, too, they tell.
+void State::add_owner(Item& item, const ItsOwner& owner) {
+  const auto is_it = [&](const ItsOwner& known) {
+    return known.tensor._unsafe_get_target() == owner.tensor._unsafe_get_target();
   };
-  if (std::ranges::none_of(item.owners, is_it)) item.owners.push_back(owner);
+  const auto known = std::ranges::find_if(item.owners, is_it);
+  if (known == item.owners.end()) {
+    item.owners.push_back(owner);
+  } else {
+    known->is_counted = owner.is_counted;
+  }
 }
 
 void State::keep(const std::vector<Item>& items) {
@@ -115,7 +121,10 @@ void State::keep(const std::vector<Item>& items) {
     memory_.insert(memory);
     is_written_.push_back(items[i].is_written);
     first_owner_.push_back(owners_.size());
-    for (const WeakTensor& owner : items[i].owners) owners_.push_back({owner, memory, i});
+    for (const ItsOwner& owner : items[i].owners) {
+      owners_.push_back({owner.tensor, memory, i});
+      if (items[i].is_written && owner.is_counted) counted_.push_back(owner.tensor);
+    }
   }
   first_owner_.push_back(owners_.size());
 }
@@ -128,6 +137,11 @@ std::vector<uint32_t> State::written() const {
   return positions;
 }
 
+bool State::has_its_memory(const Owner& owner) {
+  const c10::TensorImpl* tensor = owner.tensor._unsafe_get_target();
+  return tensor->has_storage() && tensor->unsafe_storage().unsafeGetStorageImpl() == owner.memory;
+}
+
 bool State::is_valid() const {
   size_t owned = 0;  // storages
   size_t last = tensors_.size();
@@ -136,10 +150,7 @@ bool State::is_valid() const {
     if (i + kAhead < owners_.size()) prefetch(owners_[i + kAhead].tensor._unsafe_get_target(), 1);
     const Owner& owner = owners_[i];
     if (owner.tensor.expired()) continue;
-    const c10::TensorImpl* tensor = owner.tensor._unsafe_get_target();
-    if (!tensor->has_storage() || tensor->unsafe_storage().unsafeGetStorageImpl() != owner.memory) {
-      return false;
-    }
+    if (!has_its_memory(owner)) return false;
     if (owner.item != last) ++owned;
     last = owner.item;
   }
@@ -162,32 +173,30 @@ bool State::is_shared_by(const pybind11::list& tensors) const {
 // increased by an instruction that waits for all reads before it: it must be there by then.
 void State::prefetch_after(size_t i) const {
   constexpr size_t kAhead = 8;
-  if (i + 2 * kAhead < owners_.size()) {
-    prefetch(owners_[i + 2 * kAhead].tensor._unsafe_get_target(), 1);
+  if (i + 2 * kAhead < counted_.size()) {
+    prefetch(counted_[i + 2 * kAhead]._unsafe_get_target(), 1);
   }
-  if (i + kAhead < owners_.size()) {
-    const WeakTensor& owner = owners_[i + kAhead].tensor;
-    if (!owner.expired()) prefetch(counter_of(owner._unsafe_get_target()), 1);
+  if (i + kAhead < counted_.size() && !counted_[i + kAhead].expired()) {
+    prefetch(counter_of(counted_[i + kAhead]._unsafe_get_target()), 1);
   }
 }
 
-void State::bump(size_t item) const {
-  for (size_t i = first_owner_[item]; i < first_owner_[item + 1]; ++i) {
-    prefetch_after(i);
-    if (owners_[i].tensor.expired()) continue;
-    c10::TensorImpl* owner = owners_[i].tensor._unsafe_get_target();
-    // Inference tensors have no counter.
-    if (owner->version_counter().enabled()) owner->bump_version();
-  }
+void State::bump(const WeakTensor& owner) {
+  if (owner.expired()) return;
+  c10::TensorImpl* tensor = owner._unsafe_get_target();
+  // Inference tensors have no counter.
+  if (tensor->version_counter().enabled()) tensor->bump_version();
 }
 
 void State::bump_versions(const pybind11::list& positions) const {
-  for (size_t item = 0; item < is_written_.size(); ++item) {
-    if (is_written_[item]) bump(item);
+  for (size_t i = 0; i < counted_.size(); ++i) {
+    prefetch_after(i);
+    bump(counted_[i]);
   }
   for (const pybind11::handle position : positions) {
     const size_t item = PyLong_AsSize_t(position.ptr());
-    if (!is_written_.at(item)) bump(item);
+    if (is_written_.at(item)) continue;
+    for (size_t i = first_owner_[item]; i < first_owner_[item + 1]; ++i) bump(owners_[i].tensor);
   }
 }
 

@@ -30,6 +30,17 @@ class State {
   State(const CallObserver& observer, const std::vector<at::Tensor>& reachable,
         const std::vector<at::Tensor>& excluded, c10::Device device);
 
+  // A tensor through which the program uses a storage.
+  struct Owner {
+    WeakTensor tensor;
+    const c10::StorageImpl* memory;  // that it had
+    size_t item;                     // the number of its flat tensor
+  };
+  // Tensor by tensor.
+  const std::vector<Owner>& owners() const { return owners_; }
+  // Of a living one.
+  static bool has_its_memory(const Owner& owner);
+
   // The flat tensors; they keep the memory alive.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   // The name of an operator that uses memory without a living owner; empty if there is none.
@@ -43,25 +54,25 @@ class State {
   // Whether the tensors overlap each other, or lie in a storage of the state. (Small gradients and
   // those in buckets are parts of one storage that do not overlap.)
   bool is_shared_by(const pybind11::list& tensors) const;
-  // Increases the version counters of owners, so that autograd knows that they were written: of the
-  // storages that the observer saw written, and of the flat tensors at `positions`. Throws
-  // std::out_of_range.
+  // Increases the version counters of owners, so that autograd knows that they were written. Of the
+  // storages that the observer saw written: of those owners whose counters the call has increased
+  // (operators such as fused optimizers do not), as far as that is known. Of other storages at
+  // `positions`, by tensor: of all owners. Throws std::out_of_range.
   void bump_versions(const pybind11::list& positions) const;
 
  private:
+  struct ItsOwner {
+    WeakTensor tensor;
+    bool is_counted;  // whether the call has increased its counter, or may have
+  };
   struct Item {
-    std::vector<WeakTensor> owners;
+    std::vector<ItsOwner> owners;
     bool is_written = false;
   };
-  struct Owner {
-    WeakTensor tensor;
-    const c10::StorageImpl* memory;
-    size_t item;
-  };
-  void add(const at::Tensor& tensor, std::vector<Item>& items);
-  static void add_owner(Item& item, const WeakTensor& owner);
+  void add(const at::Tensor& tensor, bool is_counted, std::vector<Item>& items);
+  static void add_owner(Item& item, const ItsOwner& owner);
   void keep(const std::vector<Item>& items);
-  void bump(size_t item) const;
+  static void bump(const WeakTensor& owner);
   void prefetch_after(size_t i) const;
 
   std::vector<at::Tensor> tensors_;
@@ -70,6 +81,7 @@ class State {
   std::vector<Owner> owners_;
   std::vector<size_t> first_owner_;
   std::vector<bool> is_written_;
+  std::vector<WeakTensor> counted_;  // owners of written storages
   std::unordered_map<const c10::StorageImpl*, size_t> index_;
   PointerSet memory_;  // the keys of index_
   std::string unowned_;

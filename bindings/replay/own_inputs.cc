@@ -31,9 +31,10 @@ bool OwnInputs::read(PyObject* arguments) {
     return false;
   }
   constexpr size_t kAhead = 16;
+  constexpr size_t kRead = 64;  // bytes of a storage, from its first: its address and its flags
   for (size_t i = 0; i < count; ++i) {
     if (i + kAhead < count) {
-      prefetch(storages_[i + kAhead].unsafeGetStorageImpl(), sizeof(c10::StorageImpl));
+      prefetch(storages_[i + kAhead].unsafeGetStorageImpl(), kRead);
     }
     addresses_[i] = reinterpret_cast<uint64_t>(storages_[i].mutable_data());
   }

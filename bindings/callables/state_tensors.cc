@@ -1,0 +1,192 @@
+#include "callables/state_tensors.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "tensors/prefetch.h"
+
+namespace pygraph::bindings {
+namespace {
+
+const torch::autograd::AutogradMeta* autograd_of(const c10::TensorImpl& tensor) {
+  return static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+}
+
+const THPVariable& variable_of(PyObject* object) {
+  return *reinterpret_cast<const THPVariable*>(object);
+}
+
+}  // namespace
+
+StateTensors::StateTensors(const State& state, const HostWatch& watch, PyObject* differentiated,
+                           std::string pattern)
+    : state_(state),
+      watch_(watch),
+      differentiated_(differentiated),
+      pattern_(std::move(pattern)),
+      watched_count_(watch.tensor_count()) {
+  std::unordered_map<const c10::TensorImpl*, size_t> numbers;  // in the watch
+  for (size_t i = 0; i < watched_count_; ++i) {
+    numbers.emplace(THPVariable_Unpack(watch.tensor(i)).unsafeGetTensorImpl(), i);
+  }
+  std::vector<bool> has_entry(watched_count_);
+  std::vector<bool> is_owned(state.tensors().size());  // by an entry
+  std::vector<size_t> rest;
+  for (size_t i = 0; i < state.owners().size(); ++i) {
+    const State::Owner& owner = state.owners()[i];
+    const auto number = numbers.find(owner.tensor._unsafe_get_target());
+    if (number != numbers.end() && add(owner, number->second)) {
+      has_entry[number->second] = true;
+      is_owned[owner.item] = true;
+    } else {
+      rest.push_back(i);
+    }
+  }
+  for (const size_t i : rest) {
+    (is_owned[state.owners()[i].item] ? further_owners_ : owners_).push_back(i);
+  }
+  storages_ = static_cast<size_t>(std::ranges::count(is_owned, false));
+  for (size_t i = 0; i < watched_count_; ++i) {
+    if (!has_entry[i]) watched_.push_back(i);
+  }
+  expect_gradients();
+}
+
+// False if it is no tensor of the usual kind, or is not as it was.
+bool StateTensors::add(const State::Owner& owner, size_t watched) {
+  if (owner.tensor.expired() || !State::has_its_memory(owner) || !watch_.tensor_holds(watched)) {
+    return false;
+  }
+  const c10::TensorImpl& tensor = *owner.tensor._unsafe_get_target();
+  PyObject* object = watch_.tensor(watched);
+  const auto* autograd = autograd_of(tensor);
+  const THPVariable& variable = variable_of(object);
+  const bool has_hooks =
+      variable.backward_hooks != nullptr || variable.post_accumulate_grad_hooks != nullptr;
+  if (tensor.layout() != c10::kStrided || tensor.has_symbolic_sizes_strides() ||
+      tensor.pyobj_slot()->load_pyobj() != object || has_hooks ||
+      (autograd != nullptr && autograd->grad_fn_)) {
+    return false;
+  }
+  entries_.push_back({owner.tensor, owner.memory, object, autograd, tensor.key_set(),
+                      tensor.dtype(), Gradient::kAny,
+                      autograd != nullptr && autograd->requires_grad_,
+                      static_cast<uint32_t>(tensor.dim()), layouts_.size(), watched});
+  layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
+  layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
+  layouts_.push_back(tensor.storage_offset());
+  return true;
+}
+
+void StateTensors::expect_gradients() {
+  std::unordered_map<PyObject*, Entry*> by_object;
+  for (Entry& entry : entries_) by_object.emplace(entry.object, &entry);
+  for (Py_ssize_t i = 0; i < std::ssize(pattern_); ++i) {
+    const auto found = i < PyList_GET_SIZE(differentiated_)
+                           ? by_object.find(PyList_GET_ITEM(differentiated_, i))
+                           : by_object.end();
+    if (found == by_object.end() || found->second->gradient != Gradient::kAny) {
+      others_.push_back(i);
+    } else {
+      const bool has_one = pattern_[static_cast<size_t>(i)] != 0;
+      found->second->gradient = has_one ? Gradient::kSome : Gradient::kNone;
+    }
+  }
+}
+
+// Asks for the memory that a later comparison will read.
+void StateTensors::prefetch_after(size_t i) const {
+  constexpr size_t kAhead = 8;
+  if (i + kAhead >= entries_.size()) return;
+  const Entry& later = entries_[i + kAhead];
+  prefetch(later.tensor._unsafe_get_target(), sizeof(c10::TensorImpl));
+  if (later.autograd == nullptr) return;
+  prefetch(later.object, sizeof(THPVariable));
+  prefetch(&later.autograd->grad_, 2 * sizeof(void*));
+  prefetch(&later.autograd->requires_grad_, 1);
+}
+
+bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& tensor) const {
+  const int64_t* layout = layouts_.data() + entry.layout;
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
+  if (sizes.size() != entry.dimensions) return false;
+  bool is_same = true;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    is_same &= sizes[i] == layout[i] && strides[i] == layout[entry.dimensions + i];
+  }
+  return is_same && tensor.storage_offset() == layout[size_t{2} * entry.dimensions];
+}
+
+// The tensor's own description, which is still there.
+bool StateTensors::has_its_autograd(const Entry& entry) {
+  const THPVariable& variable = variable_of(entry.object);
+  return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
+         entry.autograd->requires_grad_ == entry.requires_grad && !entry.autograd->grad_fn_ &&
+         (entry.gradient == Gradient::kAny ||
+          entry.autograd->grad_.defined() == (entry.gradient == Gradient::kSome));
+}
+
+bool StateTensors::is_unchanged(const Entry& entry) const {
+  if (entry.tensor.expired()) return false;
+  const c10::TensorImpl& tensor = *entry.tensor._unsafe_get_target();
+  if (tensor.unsafe_storage().unsafeGetStorageImpl() != entry.storage ||
+      tensor.pyobj_slot()->load_pyobj() != entry.object || tensor.key_set() != entry.keys ||
+      tensor.dtype() != entry.dtype || autograd_of(tensor) != entry.autograd ||
+      !has_its_layout(entry, tensor)) {
+    return false;
+  }
+  return entry.autograd != nullptr ? has_its_autograd(entry) : entry.gradient != Gradient::kSome;
+}
+
+// As the comparisons that the entry stands for.
+bool StateTensors::holds(const Entry& entry) const {
+  const at::Tensor& tensor = THPVariable_Unpack(entry.object);
+  if (tensor.unsafeGetTensorImpl() != entry.tensor._unsafe_get_target()) return false;
+  if (!tensor.has_storage() ||
+      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != entry.storage ||
+      !watch_.tensor_holds(entry.watched)) {
+    return false;
+  }
+  return entry.gradient == Gradient::kAny ||
+         tensor.grad().defined() == (entry.gradient == Gradient::kSome);
+}
+
+bool StateTensors::rest_is_owned() const {
+  size_t owned = 0;  // storages, whose owners are in a row
+  size_t last = state_.tensors().size();
+  for (const size_t i : owners_) {
+    const State::Owner& owner = state_.owners()[i];
+    if (owner.tensor.expired()) continue;
+    if (!State::has_its_memory(owner)) return false;
+    if (owner.item != last) ++owned;
+    last = owner.item;
+  }
+  return owned == storages_ && std::ranges::all_of(further_owners_, [&](size_t i) {
+           const State::Owner& owner = state_.owners()[i];
+           return owner.tensor.expired() || State::has_its_memory(owner);
+         });
+}
+
+bool StateTensors::rest_has_pattern() const {
+  if (PyList_GET_SIZE(differentiated_) != std::ssize(pattern_)) return false;
+  return std::ranges::all_of(others_, [&](Py_ssize_t i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(differentiated_, i));
+    return tensor.grad().defined() == (pattern_[static_cast<size_t>(i)] != 0);
+  });
+}
+
+bool StateTensors::hold() const {
+  if (watch_.tensor_count() != watched_count_) return false;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    prefetch_after(i);
+    if (!is_unchanged(entries_[i]) && !holds(entries_[i])) return false;
+  }
+  return rest_is_owned() && rest_has_pattern() &&
+         std::ranges::all_of(watched_, [&](size_t i) { return watch_.tensor_holds(i); });
+}
+
+}  // namespace pygraph::bindings
