@@ -250,12 +250,11 @@ TEST_F(LinkTest, RefusesOutputsThatAreNotMemoryOfTheRecording) {
 // Since PyTorch 2.13 each capture has memory of its own for them.
 TEST_F(LinkTest, RandomStatesAreFoundByTheirTwoAddressesInEachRecording) {
   for (const bool is_shared : {true, false}) {
-    std::vector<RandomState> states;
+    std::vector<RandomState> states = {{device.allocate(8), device.allocate(8), 4}};
+    if (!is_shared) states.push_back({device.allocate(8), device.allocate(8), 4});
+    size_t recording = 0;
     recordings = record_twice(device, {kBytes}, [&](Session& s) {
-      if (states.empty() || !is_shared) {
-        states.push_back({device.allocate(8), device.allocate(8), 4});
-      }
-      const RandomState& state = states.back();
+      const RandomState& state = states[is_shared ? 0 : recording++];
       device.add_one_struct(s.stream, s.inputs[0], 0, s.inputs[0], kCount);
       device.add_one_struct(s.stream, state.seed_address, state.offset_address, 4, 0 + kCount);
       return std::vector<uint64_t>{};
