@@ -32,7 +32,7 @@ def _graphed(by: str) -> Any:
         made = pygraph.graph(made, select="always")
     else:
         made = pygraph.graph(_program, select="always")
-    x, scale = randn(256, 64), randn()
+    x, scale = randn(256, 64), randn(1)
     with torch.no_grad():
         for _ in range(8):
             made(x, scale)
@@ -44,7 +44,7 @@ def _graphed(by: str) -> Any:
 @pytest.mark.parametrize("by", ["graph", "backend"])
 def test_calls_in_a_row_have_their_own_inputs_and_results(by: str) -> None:
     made = _graphed(by)
-    inputs = [(randn(256, 64), randn()) for _ in range(60)]
+    inputs = [(randn(256, 64), randn(1)) for _ in range(60)]
     torch.cuda.synchronize()
     with torch.no_grad():
         torch.cuda._sleep(_SECOND // 4)  # they wait in the queue together
@@ -56,7 +56,7 @@ def test_calls_in_a_row_have_their_own_inputs_and_results(by: str) -> None:
 def test_two_streams_in_turns() -> None:
     made = _graphed("graph")
     streams = [torch.cuda.Stream() for _ in range(2)]
-    x, scale = randn(256, 64), randn() / 8
+    x, scale = randn(256, 64), randn(1) / 8
     with torch.no_grad():
         expected = x
         for _ in range(40):
@@ -84,7 +84,7 @@ def _names(call: Any) -> collections.Counter[str]:
 
 def test_a_profile_shows_all_kernels() -> None:
     made = _graphed("graph")
-    x, scale = randn(256, 64), randn()
+    x, scale = randn(256, 64), randn(1)
     with torch.no_grad():
         before = captured()[0].replays
         graphed = _names(lambda: made(x, scale))
