@@ -50,6 +50,7 @@ def test_the_sign_of_zero_and_nan_payloads_are_bits_like_others() -> None:
 
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_every_chunk_counts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 64)
     monkeypatch.setattr(module, "_LARGE", 100)
     monkeypatch.setattr(module, "_LARGE_CHUNK", chunk)
     x = torch.zeros(200)

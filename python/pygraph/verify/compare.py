@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pygraph.gpu import allocator
-from pygraph.gpu.fingerprint import as_integers, distinct, fingerprint, values_of
+from pygraph.gpu.fingerprint import as_integers, distinct, fingerprint
+from pygraph.gpu.fingerprints import fingerprints
 from pygraph.gpu.host_memory import has_room
 from pygraph.verify.distance import Distance, agree, distance, with_outliers
 
@@ -45,11 +46,6 @@ def differing(seen: Sequence[Any], results: Sequence[torch.Tensor], in_bits: boo
     if in_bits:
         return [i for i, (a, b) in pairs if not same_bits(a, b.to(a.device))]
     return [i for i, (a, b) in pairs if a != b]
-
-
-def fingerprints(results: Iterable[Any]) -> list[int]:
-    """One fingerprint for each tensor among ``results``, on any device. Waits for the device."""
-    return values_of([fingerprint(t) for t in results if isinstance(t, torch.Tensor)])
 
 
 def unwritten(with_ones: torch.Tensor, with_zeros: torch.Tensor) -> torch.Tensor:

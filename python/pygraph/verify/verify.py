@@ -25,12 +25,13 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
+from pygraph.gpu.fingerprints import fingerprints
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing, fingerprints
+from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
