@@ -121,4 +121,4 @@ def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
 
 def _kept_bytes() -> int:
     """Upper limit of the bytes that PyTorch's allocator could release."""
-    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return allocator.reserved_bytes() - torch.cuda.memory_allocated()

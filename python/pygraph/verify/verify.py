@@ -87,7 +87,7 @@ def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
 def _foreign_bytes() -> int:
     """Device memory in use outside PyTorch's allocator: executable graphs, libraries."""
     free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
+    return total - free - allocator.reserved_bytes()
 
 
 def quick_check(rehearsal: Rehearsal) -> Verification:
