@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pygraph.gpu import fingerprint as single
+from pygraph.gpu.queued import read
 
 # Of which tensors that are put together have the same bits afterwards.
 _COPIED = frozenset(
@@ -66,12 +67,10 @@ class Fingerprints:
         """Waits for each device once."""
         self.flush()
         values = [0] * self._count
-        for device in {found.device for _, found in self._found}:
-            here = [(positions, found) for positions, found in self._found if found.device == device]
-            numbers = iter(torch.cat([found for _, found in here]).tolist())
-            for positions, _ in here:
-                for i in positions:
-                    values[i] = next(numbers)
+        numbers = read([found for _, found in self._found])
+        for (positions, _), found in zip(self._found, numbers, strict=True):
+            for i, value in zip(positions, found, strict=True):
+                values[i] = value
         return values
 
 

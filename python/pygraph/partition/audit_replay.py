@@ -17,7 +17,7 @@ from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
 from pygraph.record.recorder import DEFAULT_GENERATOR, generator_of
-from pygraph.verify.compare import LARGE_BYTES, differing, summary
+from pygraph.verify.bits import LARGE_BYTES, differing, summary
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some

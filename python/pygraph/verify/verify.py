@@ -31,7 +31,8 @@ from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing
+from pygraph.verify.bits import LARGE_BYTES, differing
+from pygraph.verify.compare import Comparison, Mismatch
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
