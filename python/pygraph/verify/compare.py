@@ -120,8 +120,8 @@ class Comparison:
                 self._garbage[i] = self._keep(garbage & agrees)
 
     def _new_nan(self, i: int, run: torch.Tensor) -> torch.Tensor:
-        """A mask of the elements where the replay is NaN and the first run is not. Without those that no
-        kernel writes."""
+        """A mask of the elements where the replay is NaN and the first run is not. Those that no kernel
+        writes are left out."""
         mask = self._first[i].to(self._devices[i]).isnan() & ~run.isnan()
         unused = self._to_device(i, self._unwritten[i])
         return mask if unused is None else mask & ~unused

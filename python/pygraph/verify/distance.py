@@ -110,8 +110,10 @@ def _pieces(
     unused: torch.Tensor | None,
     numbers: Sequence[int] | None = None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Which elements, the deviation of ``result`` there, and the value of ``other``; as doubles, complex
-    numbers as two. numbers: of the pieces that are wanted; None: all."""
+    """Which elements, the deviation of ``result`` there, and the value of ``other``.
+
+    As doubles, in pairs for complex numbers. numbers: of the wanted pieces; None: all.
+    """
     # (Detached: sums would keep a graph of all pieces.)
     flat, flat_other = result.detach().reshape(-1), other.detach().reshape(-1)
     for number in range(-(-result.numel() // _CHUNK)) if numbers is None else numbers:
