@@ -50,14 +50,11 @@ def _address(tensor: torch.Tensor) -> int:
 def _is_all_of_its_storage(tensor: torch.Tensor, device: torch.device | None) -> bool:
     """Whether PyTorch's copy of a tensor, on ``device``, has the bytes of its whole storage at the same
     places. It takes a third of the operators."""
-    return (
-        device in (None, tensor.device)
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-        and tensor.storage_offset() == 0
-        and bool(tensor.untyped_storage().nbytes() == tensor.nbytes > 0)
-    )
+    if device not in (None, tensor.device) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
+        return False
+    return bool(tensor.storage_offset() == 0 < tensor.nbytes == tensor.untyped_storage().nbytes())
 
 
 def sharing_storages(args: Sequence[Any], positions: Iterable[int]) -> set[int]:

@@ -49,9 +49,9 @@ def of_words(words: torch.Tensor) -> torch.Tensor:
 def words_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bits as a flat tensor of integers: 32 bits each if the elements fill such words, else
     an integer for each element. Not for empty tensors."""
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_contiguous() and not (tensor.is_complex() or tensor.is_neg()):
-        flat = tensor.view(-1)
+        flat = tensor if tensor.ndim == 1 else tensor.view(-1)
     else:
         flat = distinct(as_integers(tensor)).reshape(-1).contiguous()
     if flat.stride(0) != 1:  # it has one element
