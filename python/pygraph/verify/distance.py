@@ -70,7 +70,7 @@ def _total(sums: Sequence[float]) -> Distance:
 def _measured(pair: Pair, doubtful: Sequence[int] | None) -> torch.Tensor:
     """Of each piece the number of outliers, and the sums of squares of the error and of ``other``. On
     the device. doubtful: the pieces that are looked at again, by the median; None: all, without."""
-    sums = [torch.zeros(0, dtype=torch.double, device=pair.result.device)]
+    sums: list[torch.Tensor] = []
     dtype = pair.other.dtype
     by_median = doubtful is not None and _has_roundings(dtype)
     for part, deviation, value in _pieces(pair.result, pair.other, pair.unused, doubtful):
@@ -83,10 +83,12 @@ def _measured(pair: Pair, doubtful: Sequence[int] | None) -> torch.Tensor:
             counts = counts & ~_wide(pair.unused.reshape(-1)[part], pair.other)
         if pair.unsettled is not None:
             counts = counts & ~_wide(pair.unsettled[part], pair.other)
-        error = torch.where(counts, deviation, 0).square().sum()
-        norm = torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum()
-        sums.append(torch.stack([(~agrees).sum().double(), error, norm]))
-    return torch.cat(sums)
+        sums.append((~agrees).sum(dtype=torch.double))
+        sums.append(torch.where(counts, deviation, 0).square().sum())
+        sums.append(torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum())
+    if not sums:
+        return torch.zeros(0, dtype=torch.double, device=pair.result.device)
+    return torch.stack(sums)
 
 
 def with_outliers(
@@ -115,15 +117,16 @@ def _pieces(
     As doubles, in pairs for complex numbers. numbers: of the wanted pieces; None: all.
     """
     # (Detached: sums would keep a graph of all pieces.)
-    flat, flat_other = result.detach().reshape(-1), other.detach().reshape(-1)
+    flat = [tensor.detach().reshape(-1) for tensor in (result, other)]
+    chunks, references = (torch.split(tensor, _CHUNK) for tensor in flat)
+    bits, other_bits = (torch.split(as_integers(tensor), _CHUNK) for tensor in flat)
     for number in range(-(-result.numel() // _CHUNK)) if numbers is None else numbers:
         part = slice(number * _CHUNK, (number + 1) * _CHUNK)
-        chunk, reference = flat[part], flat_other[part]
-        value = _as_doubles(reference)
-        is_same = as_integers(chunk) == as_integers(reference)
+        value = _as_doubles(references[number])
+        is_same = bits[number] == other_bits[number]
         if unused is not None:
-            is_same |= _wide(unused.reshape(-1)[part], reference)
-        yield part, torch.where(is_same, 0, _as_doubles(chunk) - value), value
+            is_same |= _wide(unused.reshape(-1)[part], other)
+        yield part, torch.where(is_same, 0, _as_doubles(chunks[number]) - value), value
 
 
 def _wide(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
