@@ -51,7 +51,7 @@ def test_room_is_made_where_there_is_none(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 16 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     assert allocator.make_room(wanted) == (not gives_back)
@@ -61,11 +61,21 @@ def test_room_is_made_where_there_is_none(
 def test_room_that_was_made_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 30]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], 16 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(8 << 30))
     assert allocator.make_room(5 << 30)
     assert not allocator.make_room(12 << 30)
+
+
+def test_reserved_bytes_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda device, optional: 0)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: found, raising=False)
+    assert allocator.reserved_bytes() == torch.cuda.memory_reserved() == 0
+    found["reserved_bytes"] = {"all": {"current": 5, "peak": 7}, "small_pool": {"current": 1}}
+    assert allocator.reserved_bytes() == torch.cuda.memory_reserved() == 5
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])

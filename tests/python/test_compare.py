@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.verify import compare, distance
+from pygraph.verify.bits import LARGE_BYTES, differing
 
 Results = list[torch.Tensor]
 
@@ -237,8 +241,75 @@ def test_a_distance_keeps_no_graph_of_results_that_require_a_gradient() -> None:
     """It would hold several times a result's memory until all of the result is compared."""
     saved: list[torch.Tensor] = []
     result = torch.ones(4, requires_grad=True)
-    other, unused = result * 1.01, torch.zeros(4, dtype=torch.bool)
+    other = result * 1.01
     with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda none: result):
-        found = distance.distance(result, other, unused, None)
+        (found,) = distance.distances([lambda: distance.Pair(result, other)])
     assert found.outliers == 0
     assert saved == []
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operators that are called, and those that wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators, self.waits = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        waiting = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "item")
+        self.waits += func.overloadpacket.__name__ in waiting
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_nothing_waits_for_each_result_alone(noise: float) -> None:
+    torch.manual_seed(0)
+    exact = [torch.rand(100) + 1 for _ in range(50)]
+
+    def sample() -> Results:
+        return [exact[0] + noise * torch.randn(100), *(x.clone() for x in exact[1:])]
+
+    samples = [sample() for _ in range(6)]
+    with _Waits() as calls:
+        assert _mismatches(samples[:3], samples[3:]) == []
+    assert calls.waits == 0
+    assert calls.operators < 22 * len(exact)  # of six executions
+
+
+def test_masks_are_kept_only_where_elements_are_set() -> None:
+    exact = [torch.ones(4), torch.ones(4)]
+    ones, zeros = [x.clone() for x in exact], [x.clone() for x in exact]
+    ones[1].view(torch.int32)[3], zeros[1][3] = -1, 0.0
+    comparison = compare.Comparison(ones)
+    comparison.find_unwritten(zeros)
+    comparison.add_run(exact)
+    assert comparison._unwritten[0] is None and comparison._unwritten[1] is not None
+    assert comparison._unwritten[1].tolist() == [False, False, False, True]
+    assert comparison._nan == [None, None] and comparison._garbage == [None, None]
+    assert comparison.mismatches() == []
+
+
+def test_pieces_are_judged_by_the_median_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those with elements that do not agree at first sight; the others' sums stay."""
+    monkeypatch.setattr(distance, "_CHUNK", 4)
+    other = torch.ones(12)
+    result = other * 1.01
+    other[5], result[5] = 1e-6, 1e-2  # agrees beside its piece's median
+    other[9], result[9] = 1e-6, 1.0
+    pairs = [distance.Pair(result, other), distance.Pair(other, other)]
+    found = distance.distances([lambda pair=pair: pair for pair in pairs])  # type: ignore[misc]
+    assert [f.outliers for f in found] == [1, 0]
+    norm = other.double().square().sum() - other[9].double() ** 2
+    error = (result - other).double().square().sum() - (result[9] - other[9]).double() ** 2
+    assert found[0].error == pytest.approx(float((error / norm).sqrt()))
+    assert found[1].error == 0.0
+
+
+def test_results_that_differ_are_named_in_their_order() -> None:
+    large = torch.zeros((LARGE_BYTES >> 2) + 1)
+    seen = [torch.zeros(3), large, torch.zeros(2, 2), torch.zeros(0), torch.ones(2), large]
+    results = [torch.zeros(3), large.clone(), torch.zeros(2, 2).t(), torch.zeros(0), torch.zeros(2)]
+    results.append(large + 1)
+    assert differing(seen, results, in_bits=True) == [2, 4, 5]
+    assert differing(seen, results[:1] + seen[1:], in_bits=True) == []

@@ -40,6 +40,21 @@ def test_an_operator_is_reported_in_the_context_and_works_as_before_after_it() -
     assert torch.equal(torch.ops.pygraph_test.reported.default(X), X.sin())
 
 
+def test_every_operator_that_is_called_directly_is_found() -> None:
+    found = set(custom_operators._called_directly())
+    namespaces = [n for n in vars(torch.ops).values() if isinstance(n, torch._ops._OpNamespace)]
+    packets = [p for n in namespaces for p in vars(n).values()]
+    expected = {
+        o
+        for packet in packets
+        if isinstance(packet, torch._ops.OpOverloadPacket)
+        for o in vars(packet).values()
+        if getattr(o, "_pyobj_dispatcher", None) is not None
+    }
+    assert found == expected
+    assert (torch.ops.pygraph_test.reported.default in found) == _is_direct()
+
+
 def test_an_exception_ends_the_context() -> None:
     before = _is_direct()
     with pytest.raises(ValueError, match="inside"), during(custom_operators.report_all):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraph.gpu.fingerprint import distinct, fingerprint
-from pygraph.verify import compare
+from pygraph.verify.bits import differing
 from pygraph.verify.compare import Comparison
 
 _MANY = 1 << 20  # of each of two dimensions; as many elements would take 4 TiB
@@ -36,8 +36,8 @@ LAYOUTS = [_expanded, _rows, _windows, _complex]
 @pytest.mark.parametrize("make", LAYOUTS)
 def test_fingerprints_and_bits(make: type) -> None:
     assert fingerprint(make(1.0)) == fingerprint(make(1.0)) != fingerprint(make(2.0))
-    assert compare.same_bits(make(1.0), make(1.0))
-    assert not compare.same_bits(make(1.0), make(2.0))
+    assert differing([make(1.0)], [make(1.0)], in_bits=True) == []
+    assert differing([make(1.0)], [make(2.0)], in_bits=True) == [0]
 
 
 @pytest.mark.parametrize("make", LAYOUTS)

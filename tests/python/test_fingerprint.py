@@ -7,7 +7,7 @@ import torch
 
 from pygraph.gpu import fingerprint as module
 from pygraph.gpu.fingerprint import fingerprint
-from pygraph.verify import compare
+from pygraph.verify.bits import differing
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,12 @@ def test_the_sign_of_zero_and_nan_payloads_are_bits_like_others() -> None:
     assert fingerprint(torch.tensor([0.0])) != fingerprint(torch.tensor([-0.0]))
     nan = torch.tensor([float("nan")])
     assert fingerprint(nan) == fingerprint(nan.clone())
-    assert compare.same_bits(nan, nan.clone())
+    assert differing([nan], [nan.clone()], in_bits=True) == []
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_every_chunk_counts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 64)
     monkeypatch.setattr(module, "_LARGE", 100)
     monkeypatch.setattr(module, "_LARGE_CHUNK", chunk)
     x = torch.zeros(200)
@@ -73,6 +74,6 @@ def test_dense_layouts_are_read_in_memory_order() -> None:
 
 def test_same_bits_compares_layouts_too() -> None:
     x = torch.randn(4, 4)
-    assert not compare.same_bits(x, x.t())
-    assert not compare.same_bits(x, x.double())
-    assert compare.same_bits(x, x.clone())
+    assert differing([x], [x.t()], in_bits=True) == [0]
+    assert differing([x], [x.double()], in_bits=True) == [0]
+    assert differing([x], [x.clone()], in_bits=True) == []

@@ -119,6 +119,18 @@ def test_what_fingerprints_keep_goes_before_memory_is_given_back(
     assert events == ["forget", "give back"] * 3  # before the replay, the call, and timed replays
 
 
+def test_free_memory_is_asked_for_once_per_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def is_scarce(wanted: int) -> bool:
+        asked.append(wanted)
+        return False
+
+    monkeypatch.setattr(rehearsal.allocator, "is_scarce", is_scarce)
+    _rehearsal(FakeGraph(output_bytes=5)).run_uncaptured([0])
+    assert asked == [5]
+
+
 def test_runs_keep_the_cache_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
@@ -137,7 +149,7 @@ def test_the_calls_own_pieces_stay_for_the_next_call(
     monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
     monkeypatch.setattr(rehearsal.allocator, "free_library_workspaces", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1)
+    monkeypatch.setattr(rehearsal.allocator, "reserved_bytes", lambda: 1)
 
     def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
         events.append("run")

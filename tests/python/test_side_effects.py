@@ -87,7 +87,7 @@ def test_nothing_is_kept_alive(given: None) -> None:
 def test_memory_that_could_not_be_looked_at_counts_as_written(
     given: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fingerprint = watch_module._of_memory
+    fingerprint = watch_module.fingerprint
 
     def no_room(memory: torch.Tensor) -> torch.Tensor:
         if memory.view(torch.float32)[0] == 2:
@@ -95,7 +95,7 @@ def test_memory_that_could_not_be_looked_at_counts_as_written(
         return fingerprint(memory)
 
     def function(args: list[Any]) -> Sequence[Any]:
-        monkeypatch.setattr(watch_module, "_of_memory", no_room)
+        monkeypatch.setattr(watch_module, "fingerprint", no_room)
         args.clear()
         return []
 

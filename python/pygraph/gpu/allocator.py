@@ -76,7 +76,13 @@ def free_bytes() -> float:
     """Bytes that the allocator may still take from the current device."""
     free, total = torch.cuda.mem_get_info()
     allowed = torch.cuda.get_per_process_memory_fraction() * total
-    return min(free, allowed - torch.cuda.memory_reserved())
+    return min(free, allowed - reserved_bytes())
+
+
+def reserved_bytes() -> int:
+    """``torch.cuda.memory_reserved`` of the current device. That flattens and sorts all statistics."""
+    statistics = torch.cuda.memory_stats_as_nested_dict()
+    return int(statistics["reserved_bytes"]["all"]["current"]) if statistics else 0
 
 
 def lift_limit(undo: Undo) -> None:

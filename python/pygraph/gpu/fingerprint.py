@@ -3,47 +3,80 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
-_FACTOR = -7046029254386353131  # 2**64 / golden ratio, as a signed integer: odd
-_CHUNK = 1 << 20  # elements taken at a time
+FACTOR = -7046029254386353131  # 2**64 / golden ratio, as a signed integer: odd
+_CHUNK = 1 << 20  # words taken at a time
 _LARGE_CHUNK = 1 << 23
-_LARGE = 1 << 28  # tensors beyond this are worth the memory of large chunks
+_LARGE = 1 << 28  # tensors of more words are worth the memory of large chunks
+_WORD_BYTES = 4
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of all elements' bits, each weighted by its place in memory, modulo 2**64.
+    """The sum of all words of a tensor's bits, each weighted by its place in memory, modulo 2**64.
 
     Returns a 0-d int64 tensor on the tensor's device; nothing waits for the device. Equal for equal
     bits whatever the order of the additions, in tensors of the same layout. Takes 16 MiB (128 for
-    tensors of over 2**28 elements), half of it until :func:`forget`; reads tensors with gaps between
-    their elements through a copy.
+    tensors of over 2**28 words), half of it until :func:`forget`; reads tensors with gaps between
+    their elements, and those that do not begin at a word, through a copy.
+
+    A word has 32 bits, where the elements fill words: as an integer of 64 bits, times an even weight,
+    its highest bit would not count. Many tensors: fingerprints.py.
 
     Made of PyTorch's own operators: a kernel for it would take longer to compile than it saves.
     """
-    flat = distinct(as_integers(tensor.detach())).reshape(-1)
-    if flat.numel() == 0:
+    if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    chunk = _LARGE_CHUNK if flat.numel() > _LARGE else _CHUNK
-    weights = _weights(tensor.device, chunk)
-    result = (flat[:chunk] * weights[: flat.numel()]).sum()
-    for part in torch.split(flat[chunk:], chunk) if flat.numel() > chunk else ():
-        result = result * _FACTOR + (part * weights[: part.numel()]).sum()
-    return result
+    return of_words(words_of(tensor)).view(())
 
 
-def values_of(queued: Sequence[torch.Tensor]) -> list[int]:
-    """The numbers in 0-d int64 tensors on any devices. Waits for each device once."""
-    values = [0] * len(queued)
-    for device in {tensor.device for tensor in queued}:
-        places = [i for i, tensor in enumerate(queued) if tensor.device == device]
-        found = torch.stack([queued[i] for i in places]).tolist()
-        for i, value in zip(places, found, strict=True):
-            values[i] = value
-    return values
+def of_words(words: torch.Tensor) -> torch.Tensor:
+    """The fingerprint of a flat tensor of :func:`words_of` with elements, as a tensor of one."""
+    count = words.numel()
+    if count <= _CHUNK:
+        return (words * weights(words.device, count)).sum(0, keepdim=True)
+    # The chunks are added up, each times a power of the factor, before the weights are applied.
+    *full, last = torch.split(words, _LARGE_CHUNK if count > _LARGE else _CHUNK)
+    total = torch.zeros(full[0].numel(), dtype=torch.int64, device=words.device)
+    total[: last.numel()].copy_(last)
+    for chunk in reversed(full):
+        torch.add(chunk, total, alpha=FACTOR, out=total)
+    return total.mul_(weights(words.device, total.numel())).sum(0, keepdim=True)
+
+
+def words_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as a flat tensor of integers: 32 bits each if the elements fill such words, else
+    an integer for each element. Not for empty tensors."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_contiguous() and not (tensor.is_complex() or tensor.is_neg()):
+        flat = tensor if tensor.ndim == 1 else tensor.view(-1)
+    else:
+        flat = distinct(as_integers(tensor)).reshape(-1).contiguous()
+    if flat.stride(0) != 1:  # it has one element
+        flat = flat.as_strided((1,), (1,))
+    offset = flat.storage_offset() * flat.element_size()
+    if offset % _WORD_BYTES != 0 or flat.data_ptr() % _WORD_BYTES != 0:
+        flat = flat.clone()
+    return flat.view(word_type(flat))
+
+
+def word_type(dense: torch.Tensor) -> torch.dtype:
+    """The integers that a dense tensor is read as."""
+    fills_words = dense.nbytes % _WORD_BYTES == 0
+    return torch.int32 if fills_words else _INTEGER_OF_SIZE[dense.element_size()]
+
+
+def word_count(tensor: torch.Tensor) -> int:
+    """The number of words of a dense tensor."""
+    fills_words = tensor.nbytes % _WORD_BYTES == 0
+    return tensor.nbytes // _WORD_BYTES if fills_words else tensor.numel()
+
+
+def chunk_words() -> int:
+    """The number of words that are taken at a time, of any but very large tensors."""
+    return _CHUNK
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,12 +99,19 @@ def marked_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def forget() -> None:
     """Frees the memory that fingerprints share between each other until the next one."""
-    _weights.cache_clear()
+    weights.cache_clear()
+    _all_weights.cache_clear()
 
 
 @functools.cache
-def _weights(device: torch.device, count: int) -> torch.Tensor:
-    mixed = torch.arange(1, count + 1, device=device) * _FACTOR
+def weights(device: torch.device, count: int) -> torch.Tensor:
+    """The weights of the first ``count`` words."""
+    return _all_weights(device, _CHUNK if count <= _CHUNK else _LARGE_CHUNK)[:count]
+
+
+@functools.cache
+def _all_weights(device: torch.device, count: int) -> torch.Tensor:
+    mixed = torch.arange(1, count + 1, device=device) * FACTOR
     return mixed ^ (mixed >> 29)
 
 

@@ -17,7 +17,7 @@ from pygraph.gpu.fingerprint import forget
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry
 from pygraph.record.recorder import DEFAULT_GENERATOR, generator_of
-from pygraph.verify.compare import LARGE_BYTES, differing, summary
+from pygraph.verify.bits import LARGE_BYTES, differing, summary
 from pygraph.verify.rehearsal import POISON_ONES
 
 _MARGIN = 1 << 28  # bytes that must stay free: fingerprints use half of it, libraries some
@@ -121,4 +121,4 @@ def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
 
 def _kept_bytes() -> int:
     """Upper limit of the bytes that PyTorch's allocator could release."""
-    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return allocator.reserved_bytes() - torch.cuda.memory_allocated()

@@ -53,5 +53,6 @@ def _called_directly() -> Iterator[torch._ops.OpOverload]:
         for packet in list(vars(namespace).values()):
             if not isinstance(packet, torch._ops.OpOverloadPacket):
                 continue
-            overloads = [o for o in list(vars(packet).values()) if isinstance(o, torch._ops.OpOverload)]
-            yield from (o for o in overloads if o._is_pyobj_dispatcher_enabled())
+            # Iteration gives the names of its overloads: a few of its attributes.
+            overloads = (vars(packet).get(name) for name in list(packet))
+            yield from (o for o in overloads if o is not None and o._is_pyobj_dispatcher_enabled())

@@ -8,6 +8,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.gpu.fingerprint import fingerprint, forget
+from pygraph.gpu.fingerprints import Fingerprints
 from pygraph.runtime import log
 from pygraph.undoing import Undo
 
@@ -29,16 +30,18 @@ class Watch:
         engine = runtime.engine()
         given_away = [tuple(group.positions) for group in engine.given_away(args)]
         freed = {i for positions in given_away for i in positions}
-        self._kept: dict[_Positions, torch.Tensor] = {
-            (i,): arg
+        self._kept: dict[int, torch.Tensor] = {
+            i: arg
             for i, arg in enumerate(args)
             if i not in freed and isinstance(arg, torch.Tensor) and arg.is_cuda
         }
         self._generator = torch.cuda.default_generators[device]
         self._offset = self._generator.get_offset()
-        self._before = _fingerprints(self._kept)
-        for positions in given_away:
-            self._before[positions] = _of_memory(engine.memory_of(args[positions[0]]))
+        self._kept_before = Fingerprints(self._kept.values())
+        self._kept_before.flush()
+        self._before: dict[_Positions, torch.Tensor] = {
+            positions: fingerprint(engine.memory_of(args[positions[0]])) for positions in given_away
+        }
         self._after: dict[_Positions, torch.Tensor] = {}
         forget()  # the call finds the memory as it was
 
@@ -46,7 +49,7 @@ class Watch:
 
         def look(number: int, memory: torch.Tensor) -> None:
             try:
-                after[given_away[number]] = _of_memory(memory)
+                after[given_away[number]] = fingerprint(memory)
                 forget()
             except torch.OutOfMemoryError:
                 log.info("no room to look at input %d, which counts as written", given_away[number][0])
@@ -62,25 +65,20 @@ class Watch:
         """Positions of the inputs that were written. Waits for the device."""
         assert self._observer is not None
         self._observer.end()
-        self._after.update(_fingerprints(self._kept))
+        kept_after = Fingerprints(self._kept.values())
+        kept_after.flush()
         forget()
-        if not self._after:
-            return frozenset()
-        changed = torch.stack([after != self._before[i] for i, after in self._after.items()])
-        written = [p for p, is_changed in zip(self._after, changed.tolist(), strict=True) if is_changed]
-        unknown = self._before.keys() - self._after.keys()  # no room for a fingerprint
-        return frozenset(i for positions in (*written, *unknown) for i in positions)
+        pairs = zip(self._kept, self._kept_before.values(), kept_after.values(), strict=True)
+        written = {i for i, before, after in pairs if before != after}
+        changed = [after != self._before[positions] for positions, after in self._after.items()]
+        flags = torch.stack(changed).tolist() if changed else []
+        for positions, is_changed in zip(self._after, flags, strict=True):
+            written.update(positions if is_changed else ())
+        for positions in self._before.keys() - self._after.keys():  # no room for a fingerprint
+            written.update(positions)
+        return frozenset(written)
 
     def draws(self) -> bool:
         """Whether the default generator was used. Use by another thread also gives True, which is
         harmless."""
         return bool(self._generator.get_offset() != self._offset)
-
-
-def _fingerprints(tensors: dict[_Positions, torch.Tensor]) -> dict[_Positions, torch.Tensor]:
-    return {positions: fingerprint(tensor) for positions, tensor in tensors.items()}
-
-
-def _of_memory(memory: torch.Tensor) -> torch.Tensor:
-    """The fingerprint of bytes, eight at a time if their number is a multiple of eight."""
-    return fingerprint(memory.view(torch.int64) if memory.numel() % 8 == 0 else memory)

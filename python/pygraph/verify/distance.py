@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from pygraph.gpu.fingerprint import as_integers
+from pygraph.gpu.queued import read
 
 # Elements that differ by more than this share of their value do not agree even roughly.
 _ROUGHLY = 0.05
@@ -30,51 +31,102 @@ class Distance:
         return f"{self.outliers} elements and {self.error:.1e} of the norm"
 
 
-def distance(
-    result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor, unsettled: torch.Tensor | None
-) -> Distance:
-    """The distance from ``other`` to ``result``.
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two results that are compared.
 
     unused: mask of elements that no kernel writes; they are left out.
-    unsettled: mask of elements that differ from run to run; they count as outliers only.
+    unsettled: flat mask of elements that differ from run to run; they count as outliers only.
+    None: there are no such elements.
     """
-    result, other = result.detach(), other.detach()  # the sums would keep a graph of all pieces
-    found = torch.zeros(3, dtype=torch.double, device=result.device)  # on the device until the end
-    for part, deviation, value, agrees in _pieces(result, other, unused):
-        counts = agrees & ~_wide(unused.reshape(-1)[part], other)
-        if unsettled is not None:
-            counts &= ~_wide(unsettled[part], other)
-        found[0] += (~agrees).sum()
-        found[1] += torch.where(counts, deviation, 0).square().sum()
-        found[2] += torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum()
-    outliers, error, norm = found.tolist()
+
+    result: torch.Tensor
+    other: torch.Tensor
+    unused: torch.Tensor | None = None
+    unsettled: torch.Tensor | None = None
+
+
+def distances(pairs: Sequence[Callable[[], Pair]]) -> list[Distance]:
+    """For each pair, the distance from ``other`` to ``result``. Waits for the device once, and a second
+    time if some elements do not agree at first sight.
+
+    pairs: functions that return a pair each. Only one pair is kept at a time.
+    """
+    found = read([_measured(pair(), None) for pair in pairs])
+    doubtful = [[piece for piece, count in enumerate(sums[::3]) if count > 0] for sums in found]
+    again = [i for i, pieces in enumerate(doubtful) if pieces]
+    settled = read([_measured(pairs[i](), doubtful[i]) for i in again])
+    for i, sums in zip(again, settled, strict=True):
+        for number, piece in enumerate(doubtful[i]):
+            found[i][3 * piece : 3 * piece + 3] = sums[3 * number : 3 * number + 3]
+    return [_total(sums) for sums in found]
+
+
+def _total(sums: Sequence[float]) -> Distance:
+    outliers, error, norm = (float(sum(sums[i::3])) for i in range(3))
     return Distance(int(outliers), math.sqrt(error / norm) if norm > 0 else error)
 
 
+def _measured(pair: Pair, doubtful: Sequence[int] | None) -> torch.Tensor:
+    """Of each piece the number of outliers, and the sums of squares of the error and of ``other``. On
+    the device. doubtful: the pieces that are looked at again, by the median; None: all, without."""
+    sums: list[torch.Tensor] = []
+    dtype = pair.other.dtype
+    by_median = doubtful is not None and _has_roundings(dtype)
+    for part, deviation, value in _pieces(pair.result, pair.other, pair.unused, doubtful):
+        if by_median:
+            agrees = _agrees_by_median(deviation, value)
+        else:
+            agrees = _agrees_at_sight(deviation, value, dtype)
+        counts = agrees
+        if pair.unused is not None:
+            counts = counts & ~_wide(pair.unused.reshape(-1)[part], pair.other)
+        if pair.unsettled is not None:
+            counts = counts & ~_wide(pair.unsettled[part], pair.other)
+        sums.append((~agrees).sum(dtype=torch.double))
+        sums.append(torch.where(counts, deviation, 0).square().sum())
+        sums.append(torch.where(counts, value, 0).nan_to_num(0, 0, 0).square().sum())
+    if not sums:
+        return torch.zeros(0, dtype=torch.double, device=pair.result.device)
+    return torch.stack(sums)
+
+
 def with_outliers(
-    mask: torch.Tensor | None, result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor
+    mask: torch.Tensor | None,
+    result: torch.Tensor,
+    other: torch.Tensor,
+    unused: torch.Tensor | None,
 ) -> torch.Tensor:
     """Adds to a flat mask, made if it is None, the elements that do not agree even roughly."""
     if mask is None:
         mask = torch.zeros(result.numel(), dtype=torch.bool, device=result.device)
-    for part, _, _, agrees in _pieces(result, other, unused):
+    for part, deviation, value in _pieces(result, other, unused):
+        agrees = _agrees(deviation, value, other.dtype)
         mask[part] |= ~(agrees.all(-1) if other.is_complex() else agrees)
     return mask
 
 
 def _pieces(
-    result: torch.Tensor, other: torch.Tensor, unused: torch.Tensor
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Which elements, the deviation of ``result`` there, the value of ``other``, and where both agree
-    roughly; as doubles, complex numbers as pairs."""
-    flat = [tensor.reshape(-1) for tensor in (result, other, unused)]
-    for start in range(0, result.numel(), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        chunk, reference, left_out = (tensor[part] for tensor in flat)
-        value = _as_doubles(reference)
-        is_same = _wide(left_out, reference) | (as_integers(chunk) == as_integers(reference))
-        deviation = torch.where(is_same, 0, _as_doubles(chunk) - value)
-        yield part, deviation, value, _agrees(deviation, value, reference.dtype)
+    result: torch.Tensor,
+    other: torch.Tensor,
+    unused: torch.Tensor | None,
+    numbers: Sequence[int] | None = None,
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Which elements, the deviation of ``result`` there, and the value of ``other``.
+
+    As doubles, in pairs for complex numbers. numbers: of the wanted pieces; None: all.
+    """
+    # (Detached: sums would keep a graph of all pieces.)
+    flat = [tensor.detach().reshape(-1) for tensor in (result, other)]
+    chunks, references = (torch.split(tensor, _CHUNK) for tensor in flat)
+    bits, other_bits = (torch.split(as_integers(tensor), _CHUNK) for tensor in flat)
+    for number in range(-(-result.numel() // _CHUNK)) if numbers is None else numbers:
+        part = slice(number * _CHUNK, (number + 1) * _CHUNK)
+        value = _as_doubles(references[number])
+        is_same = bits[number] == other_bits[number]
+        if unused is not None:
+            is_same |= _wide(unused.reshape(-1)[part], other)
+        yield part, torch.where(is_same, 0, _as_doubles(chunks[number]) - value), value
 
 
 def _wide(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -83,13 +135,26 @@ def _wide(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _agrees(deviation: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of the elements that are equal up to roundings. NaN never is."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return deviation == 0
-    size = value.abs()
-    agrees = deviation.abs() <= _ROUGHLY * size.nan_to_num(0, 0, 0)
-    if agrees.all():  # in most cases, and the median takes longer
+    """A mask of the elements that are equal up to roundings. NaN never is. Waits for the device."""
+    agrees = _agrees_at_sight(deviation, value, dtype)
+    if not _has_roundings(dtype) or agrees.all():  # in most cases, and the median takes longer
         return agrees
+    return _agrees_by_median(deviation, value)
+
+
+def _has_roundings(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _agrees_at_sight(deviation: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As ``_agrees``, but without elements that are small beside the others."""
+    if not _has_roundings(dtype):
+        return deviation == 0
+    return deviation.abs() <= _ROUGHLY * value.abs().nan_to_num(0, 0, 0)
+
+
+def _agrees_by_median(deviation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    size = value.abs()
     return deviation.abs() <= _ROUGHLY * (size + size.nanmedian()).nan_to_num(0, 0, 0)
 
 

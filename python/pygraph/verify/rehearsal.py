@@ -76,11 +76,14 @@ class Rehearsal:
         forget()  # it lies in a piece of a run's memory, which could not be released otherwise
         allocator.give_back(after=self._at_stake)
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """Empties the cache before a run on clones where memory is scarce. Before the call it is
-        emptied in any case: what the call keeps must not lie in larger pieces of earlier runs."""
-        if allocator.is_scarce(max(self._at_stake, self._movable_bytes)):  # before anything is moved
+        emptied in any case: what the call keeps must not lie in larger pieces of earlier runs. Returns
+        whether it is scarce."""
+        is_scarce = allocator.is_scarce(max(self._at_stake, self._movable_bytes))
+        if is_scarce:  # before anything is moved
             self._give_memory_back()
+        return is_scarce
 
     def timer(self, graph: _engine.CapturedGraph) -> Callable[[], float]:
         """A function that makes one replay on clones, and returns the GPU's seconds."""
@@ -187,8 +190,9 @@ class Rehearsal:
     def _with_room(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Makes a run. Before, moves the inputs that the run overwrites to host memory if the device's
         memory is scarce for a copy."""
-        self._make_room()
-        if not self._waiting and allocator.is_scarce(self._movable_bytes) and self._park():
+        # (Where there is enough for all, there is for a part.)
+        is_scarce = self._make_room() and allocator.is_scarce(self._movable_bytes)
+        if is_scarce and not self._waiting and self._park():
             self._give_memory_back()
         try:
             return run()
@@ -220,7 +224,12 @@ class Rehearsal:
         """All results that the program can see: the outputs, then the inputs that were written."""
         written = [args[i] for i in self.visible]
         tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
-        return [t.cuda().resolve_conj().resolve_neg() for t in tensors]
+        return [
+            t
+            if t.is_cuda and not (t.is_conj() or t.is_neg())
+            else t.cuda().resolve_conj().resolve_neg()
+            for t in tensors
+        ]
 
     def _set_offsets(self) -> None:
         for generator, offset in zip(self._generators, self._offsets, strict=True):

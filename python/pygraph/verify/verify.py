@@ -25,12 +25,14 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
+from pygraph.gpu.fingerprints import fingerprints
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.compare import LARGE_BYTES, Comparison, Mismatch, differing, fingerprints
+from pygraph.verify.bits import LARGE_BYTES, differing
+from pygraph.verify.compare import Comparison, Mismatch
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
 def _foreign_bytes() -> int:
     """Device memory in use outside PyTorch's allocator: executable graphs, libraries."""
     free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
+    return total - free - allocator.reserved_bytes()
 
 
 def quick_check(rehearsal: Rehearsal) -> Verification:
