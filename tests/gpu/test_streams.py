@@ -207,6 +207,7 @@ def test_record_stream_itself_works_as_ever(context: Callable[[], torch.no_grad]
     stream = torch.cuda.Stream()
     with context():
         x = randn(1 << 20)
+        (x + 1).clone()  # a kernel that is loaded later would wait for the one that sleeps
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             torch.cuda._sleep(2 * _SECOND)

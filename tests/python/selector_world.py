@@ -40,7 +40,8 @@ class FakePartition:
         self.refused = reason
         entry.refuse(reason, 0)
 
-    written: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset({2, 1})
+    draws = True
     has_run_here = True
 
 

@@ -36,6 +36,34 @@ def test_a_decision_is_found_again() -> None:
     assert decision_cache.load(key) is None
 
 
+@pytest.mark.parametrize(("written", "draws"), [((), False), ((0, 7), True)])
+def test_side_effects_are_kept_with_it(written: tuple[int, ...], draws: bool) -> None:
+    key = decision_cache.key_of("program", b"signature", 0)
+    kept = dataclasses.replace(_DECISION, written=written, draws=draws)
+    decision_cache.save(key, kept)
+    assert decision_cache.load(key) == kept
+
+
+@pytest.mark.parametrize(
+    "effects",
+    [
+        *(
+            {"written": [0]},
+            {"draws": True},
+            {"written": [0], "draws": 1},
+            {"written": 3, "draws": True},
+        ),
+        *({"written": [value], "draws": True} for value in (-1, 1.0, "0", None, True)),
+    ],
+)
+def test_side_effects_that_are_broken_are_ignored(effects: dict[str, object]) -> None:
+    key = decision_cache.key_of("program", b"signature", 0)
+    decision_cache.save(key, _DECISION)
+    path = decision_cache._path(key)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **effects}))
+    assert decision_cache.load(key) is None
+
+
 def test_keys_tell_programs_signatures_and_machines_apart() -> None:
     keys = {
         decision_cache.key_of(program, signature, device)

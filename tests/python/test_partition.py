@@ -71,6 +71,32 @@ def test_a_decision_on_disk_is_known_at_the_first_call(
     assert len(recorded) == (selected == REPLAYED)
 
 
+@pytest.mark.parametrize("written", [None, (), (0, 9)])
+def test_side_effects_on_disk_are_not_watched_for(
+    monkeypatch: pytest.MonkeyPatch, told_to_the_engine: list[int], written: tuple[int, ...] | None
+) -> None:
+    timing = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+    draws = None if written is None else True
+    decision = Decision(REPLAYED, {UNCAPTURED: timing, REPLAYED: timing}, written, draws)
+    monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: "name")
+    monkeypatch.setattr(decision_cache, "load", lambda name: decision)
+    watched: list[object] = []
+
+    def watch(self: object, args: list[object], run: Any) -> tuple[object, str]:
+        watched.append(args[0])
+        return run(args), ""
+
+    monkeypatch.setattr(ObservedEffects, "watched_call", watch)
+    info = dataclasses.replace(INFO, argument_count=2, mutated=frozenset({1}), counts_numbers=True)
+    partition = Partition(lambda args: [args[0] + 1], info, Options(select="auto"))
+    assert torch.equal(partition._miss([torch.ones(2), 3])[0], torch.full((2,), 2.0))
+    if written is None:
+        assert len(watched) == 1
+    else:
+        assert not watched and partition.draws
+        assert partition.written == {1} | (set(written) & {0, 1})
+
+
 def test_a_partition_lives_as_long_as_its_callable() -> None:
     partition = _partition(1, True)
     reference = weakref.ref(partition)

@@ -39,11 +39,12 @@ def of_words(words: torch.Tensor) -> torch.Tensor:
         return (words * weights(words.device, count)).sum(0, keepdim=True)
     # The chunks are added up, each times a power of the factor, before the weights are applied.
     *full, last = torch.split(words, _LARGE_CHUNK if count > _LARGE else _CHUNK)
+    weight = weights(words.device, full[0].numel())  # takes as much memory again while it is made
     total = torch.zeros(full[0].numel(), dtype=torch.int64, device=words.device)
     total[: last.numel()].copy_(last)
     for chunk in reversed(full):
         torch.add(chunk, total, alpha=FACTOR, out=total)
-    return total.mul_(weights(words.device, total.numel())).sum(0, keepdim=True)
+    return total.mul_(weight).sum(0, keepdim=True)
 
 
 def words_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,8 +112,8 @@ def weights(device: torch.device, count: int) -> torch.Tensor:
 
 @functools.cache
 def _all_weights(device: torch.device, count: int) -> torch.Tensor:
-    mixed = torch.arange(1, count + 1, device=device) * FACTOR
-    return mixed ^ (mixed >> 29)
+    mixed = torch.arange(1, count + 1, device=device).mul_(FACTOR)
+    return mixed.bitwise_xor_(mixed >> 29)
 
 
 def distinct(tensor: torch.Tensor) -> torch.Tensor:

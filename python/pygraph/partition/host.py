@@ -28,6 +28,10 @@ class Host(Protocol):
         """Positions of inputs that the function may write, in any signature that was recorded."""
 
     @property
+    def draws(self) -> bool:
+        """Whether the function was seen to use the device's default generator."""
+
+    @property
     def has_run_here(self) -> bool:
         """Whether this thread has run the function before."""
 

@@ -41,13 +41,17 @@ class ObservedEffects:
         """Whether the function may draw random numbers, from any generator."""
         return self.known.draws or self._takes_generators or self.is_watching
 
+    def adopt(self, args: list[Any], written: tuple[int, ...], draws: bool) -> None:
+        """In place of a watched call: what another process has seen of the same code and signature."""
+        seen = SideEffects(frozenset(i for i in written if i < len(args)), draws)
+        self._note(self._hinted(args), seen)
+
     def watched_call(self, args: list[Any], run: Function) -> tuple[Sequence[Any], str]:
         """Makes a signature's first call. Returns its outputs, and the reason if it could not be
         watched."""
         with runtime.harmless("giving memory back"):  # what the compiler's tuning has left
             allocator.give_back(after=allocator.bytes_on_gpu(args))
-        hinted = self._info.mutated if self.hints_fit(args) else frozenset()
-        self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
+        hinted = self._hinted(args)
 
         def body(undo: Undo) -> tuple[Sequence[Any], str]:
             watch, failure = None, ""
@@ -60,18 +64,26 @@ class ObservedEffects:
             if watch is None:
                 return outputs, failure
             try:
-                mutated, draws = watch.mutated(), watch.draws()
+                seen = SideEffects(watch.mutated(), watch.draws())
             except Exception as error:
                 signal_exceptions.pass_on(error)
                 return outputs, recorder.describe_failure(error)
-            with self._lock:
-                self.known = SideEffects(
-                    self.known.mutated | hinted | mutated, self.known.draws or draws
-                )
-                self._watched += 1
+            self._note(hinted, seen)
             return outputs, ""
 
         return undoing(body)
+
+    def _hinted(self, args: list[Any]) -> frozenset[int]:
+        """The inputs that the compiler says are written. Of the arguments of a first call, which it
+        looks at."""
+        self._takes_generators |= any(isinstance(arg, torch.Generator) for arg in args)
+        return self._info.mutated if self.hints_fit(args) else frozenset()
+
+    def _note(self, hinted: frozenset[int], seen: SideEffects) -> None:
+        with self._lock:
+            mutated = self.known.mutated | hinted | seen.mutated
+            self.known = SideEffects(mutated, self.known.draws or seen.draws)
+            self._watched += 1
 
     def note_written(self, positions: frozenset[int]) -> None:
         """A recording shows that the function may write these inputs."""

@@ -221,7 +221,11 @@ class Partition:
         entry = Entry()
         self._selector.look_up(key, entry)
         self._pipeline.wait(key, entry, args)
-        if self._effects.is_watching:
+        kept = entry.selection.decision  # on disk
+        if kept is not None and kept.written is not None and self._effects.is_watching:
+            self._effects.adopt(args, kept.written, bool(kept.draws))
+            outputs = self.uncaptured(args)
+        elif self._effects.is_watching:
             outputs, failure = self._effects.watched_call(args, self.uncaptured)
             if failure:
                 self.refuse(entry, failure)
@@ -265,3 +269,7 @@ class Partition:
     @property
     def written(self) -> frozenset[int]:
         return self._effects.known.mutated
+
+    @property
+    def draws(self) -> bool:
+        return self._effects.known.draws

@@ -19,6 +19,7 @@ per a number of calls, which the selector gives to it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,7 +66,8 @@ class Selector:
 
     def look_up(self, key: bytes, entry: Entry) -> None:
         """Loads the decision from disk, if there is one, already at a signature's first call. That call
-        runs uncaptured in any case: it loads kernels and tunes, which a recording cannot."""
+        runs uncaptured in any case: it loads kernels and tunes, which a recording cannot. It need not be
+        watched where the decision tells what the function writes."""
         if self._mode != "auto" or entry.selection.cache_key:
             return
         with runtime.harmless("looking for a selection on disk"):
@@ -132,7 +134,9 @@ class Selector:
         reason = _reason(decision) if decision.selected == UNCAPTURED else ""
         entry.decide(decision, reason)
         with runtime.harmless("keeping a selection on disk"):
-            decision_cache.save(entry.selection.cache_key, decision)
+            written = tuple(sorted(self._host.written))
+            kept = dataclasses.replace(decision, written=written, draws=self._host.draws)
+            decision_cache.save(entry.selection.cache_key, kept)
         text = "%s: %s is selected: %s"
         name = self._host.info.name
         runtime.note(logging.INFO, text, name, decision.selected, decision.timings)

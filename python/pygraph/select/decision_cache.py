@@ -1,4 +1,4 @@
-"""Decisions of trials, kept on disk beside Inductor's cache.
+"""Decisions of trials, and the side effects that are known then, kept on disk beside Inductor's cache.
 
 One small file (:mod:`pygraph.stored`) per compiled program, signature, kind of GPU and version. A file
 that cannot be read, or contains anything else than a decision, counts as missing. Nothing here raises.
@@ -42,7 +42,10 @@ def load(key: str) -> Decision | None:
     try:
         data = stored.read(_path(key))
         timings = {name: Timing(**timing) for name, timing in data["timings"].items()}
-        decision = Decision(data["selected"], timings)
+        written = data.get("written")
+        decision = Decision(
+            data["selected"], timings, None if written is None else tuple(written), data.get("draws")
+        )
         return decision if _is_complete(decision) else None
     except Exception:
         return None
@@ -51,8 +54,11 @@ def load(key: str) -> Decision | None:
 def _is_complete(decision: Decision) -> bool:
     """Whether a decision has everything that is computed from it later. May raise."""
     numbers = [number for timing in decision.timings.values() for number in dataclasses.astuple(timing)]
+    written, draws = decision.written, decision.draws
+    has_effects = isinstance(draws, bool) and all(type(i) is int and i >= 0 for i in written or ())
     return (
-        decision.selected in _VARIANTS
+        ((written is None and draws is None) or (written is not None and has_effects))
+        and decision.selected in _VARIANTS
         and set(decision.timings) == _VARIANTS
         and all(math.isfinite(number) and number >= 0 for number in numbers)
     )

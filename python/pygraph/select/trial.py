@@ -65,10 +65,17 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The variant that was selected, and the timings of all variants."""
+    """The variant that was selected, and the timings of all variants.
+
+    written: positions of the inputs that the function may write, as known by then. draws: whether it
+    uses the device's default generator. None where that is not known: of decisions that were kept by an
+    earlier version, and while they are not kept.
+    """
 
     selected: str
     timings: Mapping[str, Timing]
+    written: tuple[int, ...] | None = None
+    draws: bool | None = None
 
 
 class Trial:
