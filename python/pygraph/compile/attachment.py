@@ -33,11 +33,14 @@ def attach(
     facts: Facts,
     kwargs: dict[str, Any],
     metadata: Any,
+    is_loaded: bool = False,
 ) -> wrapper_bypass.Shortcut | None:
     """Replaces every partition function of a compiled FX graph by a Partition.
 
     kwargs: the arguments with which Inductor was called to compile the graph.
     metadata: AOTAutograd's metadata of the program; None if there is none.
+    is_loaded: whether it comes from AOTAutograd's cache (warm_programs.py: with nothing but PyTorch's
+    operators, whose code is in the key).
     Returns a callable that bypasses all Python wrappers, or None if that is not possible.
     """
     from torch._inductor.output_code import CompiledFxGraph
@@ -76,6 +79,7 @@ def attach(
             kind=kind,
             saved=_saved_outputs(route, metadata) if kind == "forward" else (),
             program=f"{program} part {number}" if program else "",
+            is_loaded=is_loaded,
         )
         return lambda function: Partition(function, info, options, compilation).callable
 

@@ -201,7 +201,8 @@ def _compile_with_graphs(
 
     def load(compiled: Any, facts: Facts, metadata: Any) -> None:
         kwargs = compiled.fx_kwargs
-        loaded.append(attachment.attach(compiled, config.own, compilation, facts, kwargs, metadata))
+        own, known = config.own, (kwargs, metadata)
+        loaded.append(attachment.attach(compiled, own, compilation, facts, *known, is_loaded=True))
         if attachment.kind_of(kwargs) == "forward":
             _note_training(parameters, config)
 

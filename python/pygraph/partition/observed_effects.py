@@ -14,6 +14,7 @@ from pygraph.partition.call import Function, SideEffects
 from pygraph.partition.signature import PartitionInfo
 from pygraph.record import recorder
 from pygraph.record.side_effects import Watch
+from pygraph.select.trial import Decision
 from pygraph.undoing import Undo, undoing
 
 # The number of signatures whose first call is watched for side effects. The same code with other sizes
@@ -41,10 +42,14 @@ class ObservedEffects:
         """Whether the function may draw random numbers, from any generator."""
         return self.known.draws or self._takes_generators or self.is_watching
 
-    def adopt(self, args: list[Any], written: tuple[int, ...], draws: bool) -> None:
-        """In place of a watched call: what another process has seen of the same code and signature."""
-        seen = SideEffects(frozenset(i for i in written if i < len(args)), draws)
-        self._note(self._hinted(args), seen)
+    def may_adopt(self, kept: Decision) -> bool:
+        """Whether the side effects in a decision on disk take the place of a watched call. Not where an
+        operator of the program's own may have other code than when they were seen."""
+        return self.is_watching and self._info.is_loaded and kept.written is not None
+
+    def adopt(self, kept: Decision, args: list[Any]) -> None:
+        written = frozenset(i for i in kept.written or () if i < len(args))
+        self._note(self._hinted(args), SideEffects(written, bool(kept.draws)))
 
     def watched_call(self, args: list[Any], run: Function) -> tuple[Sequence[Any], str]:
         """Makes a signature's first call. Returns its outputs, and the reason if it could not be

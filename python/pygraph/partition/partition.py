@@ -222,8 +222,8 @@ class Partition:
         self._selector.look_up(key, entry)
         self._pipeline.wait(key, entry, args)
         kept = entry.selection.decision  # on disk
-        if kept is not None and kept.written is not None and self._effects.is_watching:
-            self._effects.adopt(args, kept.written, bool(kept.draws))
+        if kept is not None and self._effects.may_adopt(kept):
+            self._effects.adopt(kept, args)
             outputs = self.uncaptured(args)
         elif self._effects.is_watching:
             outputs, failure = self._effects.watched_call(args, self.uncaptured)

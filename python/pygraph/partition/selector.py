@@ -66,8 +66,7 @@ class Selector:
 
     def look_up(self, key: bytes, entry: Entry) -> None:
         """Loads the decision from disk, if there is one, already at a signature's first call. That call
-        runs uncaptured in any case: it loads kernels and tunes, which a recording cannot. It need not be
-        watched where the decision tells what the function writes."""
+        runs uncaptured in any case: it loads kernels and tunes, which a recording cannot."""
         if self._mode != "auto" or entry.selection.cache_key:
             return
         with runtime.harmless("looking for a selection on disk"):
