@@ -77,6 +77,7 @@ def test_a_loaded_program_takes_the_options_of_its_own_compilation(graphs: CpuGr
     assert len(infos) == 1 and len(routes) == 2  # the second one passes by AOTAutograd's wrappers
     assert _start(graphs, select="always", lanes=1) == (0, 1)
     assert (graphs.infos, graphs.routes) == (infos, routes)
+    assert graphs.infos[0].is_loaded and not infos[0].is_loaded
     assert graphs.options[0].select == "always" and graphs.options[0].lanes == 1
 
 

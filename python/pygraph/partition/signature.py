@@ -38,7 +38,8 @@ class PartitionInfo:
     on_host: frozenset[int] = frozenset()  # inputs that an uncaptured run needs on the CPU (Partition)
     saved_from: int | None = None  # outputs from here on, which only backward will see, too
     program: str = ""  # the same in every process that compiles the same code; empty if unknown
-    is_loaded: bool = False  # from a cache whose keys contain all of its code
+    # Whether it comes from a cache whose keys contain all of its code.
+    is_loaded: bool = dataclasses.field(default=False, compare=False)
     compared_calls: int = 0  # replays that are compared, like audits, right after the verification
     runs_program: bool = False  # whether it calls the program's own Python, beside compiled code
     followed: tuple[str, ...] = ()  # numbers on the host that are inputs, by what they are
