@@ -20,8 +20,8 @@ def _write(to: torch.Tensor, x: torch.Tensor) -> None:
 _LIBRARY = torch.library.Library("served_fuzz", "DEF")
 _LIBRARY.define("write(Tensor(a!) to, Tensor x) -> ()")
 _LIBRARY.impl("write", _write, "CPU")
-# Made before HostWatch looks: one that is made in a rehearsal is removed again, and PyTorch's own cache of
-# it dangles then (tests/python/graph_attacks/test_operators_of_libraries.py).
+# Made before HostWatch looks: one that is made in a rehearsal is removed again, and PyTorch's own
+# cache of it dangles then (tests/python/graph_attacks/test_operators_of_libraries.py).
 WRITE = torch.ops.served_fuzz.write.default
 
 
@@ -523,5 +523,13 @@ ACTIONS = [
     *(swapped_names, grown, memory_of_other, optimizer_state, frozen, mode, collect, attribute),
     *(sub_class, detach_),
 ]
-# Python's path does not see these (tests/python/graph_attacks/test_bits_of_tensors.py).
-KNOWN = [negative, conjugate]
+
+
+def laid_out_gradient(p: Program) -> None:
+    t = p.model.a.weight
+    t.grad = p.r.choice((torch.arange(16.0).reshape(4, 4).t(), torch._neg_view(torch.ones(4, 4))))
+
+
+# Python's path does not see these (tests/python/graph_attacks: test_bits_of_tensors.py,
+# test_layouts_of_gradients.py).
+KNOWN = [negative, conjugate, laid_out_gradient]
