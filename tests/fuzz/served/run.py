@@ -33,8 +33,8 @@ from .programs import ACTIONS, KNOWN, Program
 
 _CALLS = 40
 _FIRST_ACTION = 7
-# What is known not to be counted, by neither path: gradients that a replay adds to, and what was told to
-# autograd before the first operator sees it (tests/python/graph_attacks/test_counted_*.py).
+# What is known not to be counted, by neither path: gradients that a replay adds to, and what was
+# told to autograd before an operator sees it (tests/python/graph_attacks/test_counted_*.py).
 _KNOWN = (".grad", "written")
 _SERVED_CALLS = serving.served_calls
 found: collections.Counter[str] = collections.Counter()

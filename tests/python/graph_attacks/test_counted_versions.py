@@ -1,5 +1,5 @@
-"""Versions of what a call writes, as a later backward of the program sees them. Replays here count nothing
-by themselves, as those of graphs."""
+"""Versions of what a call writes, as a later backward of the program sees them. Replays here
+count nothing by themselves, as those of graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients from before a call, which it adds to: their layout, and hooks of the nodes that add to them."""
+"""Gradients from before a call, to which it adds: their layout, and hooks of the nodes that add."""
 
 from __future__ import annotations
 

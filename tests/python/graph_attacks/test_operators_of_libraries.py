@@ -1,5 +1,5 @@
-"""Overloads of operators, which PyTorch makes when it is asked for them, keeps for good in ``torch.ops``,
-and refers to from C++ without holding them."""
+"""Overloads of operators, which PyTorch makes when it is asked for them, keeps for good in
+``torch.ops``, and refers to from C++ without holding them."""
 
 from __future__ import annotations
 
