@@ -1,9 +1,9 @@
-"""Runs random programs three times: uncaptured, with calls that the engine makes, with calls that Python
-makes. ``python -m tests.fuzz.served.run --seed 0 --count 1000``.
+"""Runs random programs three times: uncaptured, with calls that the engine makes, and with calls that
+Python makes. ``python -m tests.fuzz.served.run --seed 0 --count 1000``.
 
 Graphs are stand-ins that run no Python and count no versions (tests/python/frozen_world.py). After each
-call all values must be the same, a call must be replayed by the engine if and only if Python replays it,
-and each version that the uncaptured call increases must have increased.
+call all values must be the same, a call must be replayed by the engine if and only if Python replays
+it, and each version that the uncaptured call increases must have increased.
 """
 
 from __future__ import annotations
