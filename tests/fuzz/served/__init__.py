@@ -1,0 +1,1 @@
+"""Random changes of tensors between calls that the engine makes."""

@@ -1,0 +1,76 @@
+"""Gradients from before a call, to which it adds: their layout, and hooks of the nodes that add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+
+from .attacked import replays
+
+
+class _Program:
+    def __init__(self) -> None:
+        self.p = torch.nn.Parameter(torch.arange(16.0).reshape(4, 4))
+        self.q = torch.nn.Parameter(torch.ones(4))
+        self.flat = torch.zeros(8)
+
+    def call(self, x: torch.Tensor) -> torch.Tensor:
+        loss = (self.p * x).square().sum() + (self.q * x).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+def _transposed(of: _Program) -> None:
+    of.p.grad = torch.arange(16.0).reshape(4, 4).t()
+
+
+def _negated(of: _Program) -> None:
+    of.q.grad = torch._neg_view(torch.full((4,), 5.0))
+
+
+def _behind(of: _Program) -> None:
+    """Before: the first half of the same memory."""
+    of.q.grad = of.flat[4:]
+
+
+@pytest.mark.parametrize("change", [_transposed, _negated, _behind])
+def test_another_layout(partitions: Any, change: Callable[[_Program], None]) -> None:
+    ours, theirs = _Program(), _Program()
+    graphed = pygraph.graph(ours.call)
+    for of in (ours, theirs):
+        of.p.grad, of.q.grad = torch.zeros(4, 4), of.flat[:4]
+    for i in range(14):
+        if i == 10:
+            change(ours)
+            change(theirs)
+        x = torch.full((4,), i + 1.0) + torch.arange(4.0)
+        graphed(x)
+        theirs.call(x)
+        for name in ("p", "q"):
+            a, b = getattr(ours, name).grad, getattr(theirs, name).grad
+            assert torch.equal(a, b), (
+                f"call {i}: {name}.grad is {a} for {b}, {replays(partitions)} replays"
+            )
+
+
+def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+    node = torch.autograd.graph.get_gradient_edge(p).node
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        p.grad = None
+        (p * x).sum().backward()  # type: ignore[no-untyped-call]
+        assert p.grad is not None
+        return p.grad.clone()
+
+    x = torch.arange(4.0)
+    graphed = pygraph.graph(call)
+    for _ in range(8):
+        graphed(x)
+    node.register_prehook(lambda gradients: (3 * gradients[0],))
+    assert torch.equal(graphed(x), call(x)), f"{replays(partitions)} replays"
