@@ -83,6 +83,7 @@ void bind_state(py::module_& m) {
       .def_property_readonly("written", &State::written)
       .def_property_readonly("is_valid", &State::is_valid)
       .def("is_shared_by", &State::is_shared_by)
+      .def("count", &State::count)
       .def("bump_versions", &State::bump_versions);
   const auto flat = [](const at::Tensor& tensor) {
     return flat_tensor(tensor.storage(), tensor.scalar_type());
@@ -116,6 +117,8 @@ void bind_gradients(py::module_& m) {
   m.def("has_gradient_pattern", [](const py::list& tensors, const py::bytes& pattern) {
     return has_gradient_pattern(tensors.ptr(), std::string_view(pattern));
   });
+  m.def("gradient_layouts",
+        [](const py::list& tensors) { return py::bytes(gradient_layouts(tensors.ptr())); });
   m.def("gradients_of", [](const py::list& tensors) {
     py::list gradients;
     for (const py::handle& tensor : tensors) {

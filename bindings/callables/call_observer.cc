@@ -61,8 +61,10 @@ bool is_written(const at::RecordFunction& function, const c10::FunctionSchema& s
 
 }  // namespace
 
-uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+std::optional<uint32_t> version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled()) return std::nullopt;
+  return counter.current_version();
 }
 
 // The addresses that the allocators have handed out on this thread, and that were not freed.
@@ -200,9 +202,8 @@ SeenStorage& CallObserver::note(const at::Tensor& tensor, const char* name, bool
     return known.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl();
   };
   if (std::ranges::none_of(seen.tensors, is_it)) {
-    std::optional<uint32_t> version;
-    if (!seen.is_written && !tensor.is_inference()) version = version_of(tensor);
-    seen.tensors.push_back({WeakTensor(tensor.getIntrusivePtr()), version});
+    seen.tensors.push_back({WeakTensor(tensor.getIntrusivePtr()),
+                            seen.is_written ? std::nullopt : version_of(tensor)});
   }
   return seen;
 }

@@ -51,8 +51,9 @@ struct SeenStorage {
   std::vector<SeenTensor> tensors;  // not of what was born
 };
 
-// How often autograd was told that the tensor was written; not of an inference tensor.
-uint32_t version_of(const at::Tensor& tensor);
+// How often autograd was told that the tensor was written. None if it has no counter, as tensors
+// that were made in inference mode.
+std::optional<uint32_t> version_of(const at::Tensor& tensor);
 
 class FreshMemory;
 

@@ -125,6 +125,7 @@ HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
   const bool is_strided = tensor.layout() == c10::kStrided;
   return {object,
+          Py_TYPE(object),
           tensor.requires_grad(),
           variable->backward_hooks,
           size(variable->backward_hooks),

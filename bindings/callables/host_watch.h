@@ -39,7 +39,7 @@ class HostWatch {
   void add_list(const pybind11::list& list, const pybind11::tuple& items);
   // `content`: the cell's content; empty if the cell is empty. Throws TypeError for no cell.
   void add_cell(pybind11::handle cell, const pybind11::tuple& content);
-  // Watches its layout, whether it requires a gradient, and its hooks.
+  // Watches its class and layout, whether it requires a gradient, and its hooks.
   void add_tensor(pybind11::handle tensor);
   // Watches its code and defaults, which the caller holds. Throws TypeError for no function.
   void add_function(pybind11::handle function);
@@ -75,6 +75,7 @@ class HostWatch {
   };
   struct Tensor {
     PyObject* tensor;
+    PyTypeObject* type;
     bool requires_grad;
     PyObject* hooks;  // a dictionary, or null
     Py_ssize_t hook_count;

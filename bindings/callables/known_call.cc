@@ -80,6 +80,7 @@ KnownCall::KnownCall(const py::dict& kind)
       cleared_(part("cleared", &PyList_Type)),
       result_of_(part("result_of", nullptr)),
       replay_(part("replay", nullptr)),
+      layouts_(borrow(part("layouts", &PyBytes_Type)).cast<std::string>()),
       result_count_(borrow(part("result_count", &PyLong_Type)).cast<Py_ssize_t>()),
       tensors_(*state_, *watch_, differentiated_,
                borrow(part("pattern", &PyBytes_Type)).cast<std::string>()) {
@@ -111,6 +112,7 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
   }
   ReplayClocks::end(ReplayPart::kHost);
   inputs.gradients = gradients_of(used_);
+  if (count_of(used_) > 0 && gradient_layouts(used_) != layouts_) return false;
   const bool uses_gradients = !inputs.gradients.empty();
   for (const py::handle gradient : inputs.gradients) {
     if (THPVariable_Unpack(gradient.ptr()).layout() != c10::kStrided) return false;

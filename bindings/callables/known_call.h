@@ -70,6 +70,7 @@ class KnownCall {
   PyObject* cleared_;
   PyObject* result_of_;  // a function, or None
   PyObject* replay_;     // a GraphedCallable, or a function
+  std::string layouts_;  // of the gradients of used_
   Py_ssize_t result_count_;
   StateTensors tensors_;
 

@@ -78,7 +78,7 @@ State::State(const CallObserver& observer, const std::vector<at::Tensor>& reacha
     for (const SeenTensor& through : seen.tensors) {
       const at::Tensor owner(through.tensor.lock());
       if (!owner.defined() || memory_of(owner) != storage.unsafeGetStorageImpl()) continue;
-      add(owner, !through.version || *through.version != version_of(owner), items);
+      add(owner, !through.version || through.version != version_of(owner), items);
       is_owned = true;
     }
     const auto found = index_.find(storage.unsafeGetStorageImpl());
@@ -135,6 +135,17 @@ std::vector<uint32_t> State::written() const {
     if (is_written_[i]) positions.push_back(i);
   }
   return positions;
+}
+
+void State::count(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const auto is_it = [&](const WeakTensor& owner) {
+      return owner._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+    };
+    const auto owner = std::ranges::find_if(owners_, is_it, &Owner::tensor);
+    if (owner == owners_.end() || !is_written_[owner->item]) continue;
+    if (std::ranges::none_of(counted_, is_it)) counted_.push_back(owner->tensor);
+  }
 }
 
 bool State::has_its_memory(const Owner& owner) {

@@ -49,15 +49,19 @@ class State {
   // Positions of the storages that the observer saw written.
   std::vector<uint32_t> written() const;
 
+  // Counts owners among `tensors` as written: their counters have increased in the call.
+  void count(const std::vector<at::Tensor>& tensors);
+
   // Whether each storage has owners, and all owners still have it.
   bool is_valid() const;
   // Whether the tensors overlap each other, or lie in a storage of the state. (Small gradients and
   // those in buckets are parts of one storage that do not overlap.)
   bool is_shared_by(const pybind11::list& tensors) const;
-  // Increases the version counters of owners, so that autograd knows that they were written. Of the
-  // storages that the observer saw written: of those owners whose counters the call has increased
-  // (operators such as fused optimizers do not), as far as that is known. Of other storages at
-  // `positions`, by tensor: of all owners. Throws std::out_of_range.
+  // Increases the version counters of owners, so that autograd knows that they were written: of
+  // those that count() was given; of the storages that the observer saw written, also of those
+  // whose counters have increased since an operator was given them first, or may have. (Operators
+  // such as fused optimizers do not count.) Of other storages at `positions`, by tensor: of all
+  // owners. Throws std::out_of_range.
   void bump_versions(const pybind11::list& positions) const;
 
  private:
@@ -81,7 +85,7 @@ class State {
   std::vector<Owner> owners_;
   std::vector<size_t> first_owner_;
   std::vector<bool> is_written_;
-  std::vector<WeakTensor> counted_;  // owners of written storages
+  std::vector<WeakTensor> counted_;  // owners
   std::unordered_map<const c10::StorageImpl*, size_t> index_;
   PointerSet memory_;  // the keys of index_
   std::string unowned_;

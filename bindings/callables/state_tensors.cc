@@ -71,8 +71,8 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
       (autograd != nullptr && autograd->grad_fn_)) {
     return false;
   }
-  entries_.push_back({owner.tensor, owner.memory, object, autograd, tensor.key_set(),
-                      tensor.dtype(), Gradient::kAny,
+  entries_.push_back({owner.tensor, owner.memory, object, Py_TYPE(object), autograd,
+                      tensor.key_set(), tensor.dtype(), Gradient::kAny,
                       autograd != nullptr && autograd->requires_grad_,
                       static_cast<uint32_t>(tensor.dim()), layouts_.size(), watched});
   layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -103,8 +103,8 @@ void StateTensors::prefetch_after(size_t i) const {
   if (i + kAhead >= entries_.size()) return;
   const Entry& later = entries_[i + kAhead];
   prefetch(later.tensor._unsafe_get_target(), sizeof(c10::TensorImpl));
-  if (later.autograd == nullptr) return;
   prefetch(later.object, sizeof(THPVariable));
+  if (later.autograd == nullptr) return;
   prefetch(&later.autograd->grad_, 2 * sizeof(void*));
   prefetch(&later.autograd->requires_grad_, 1);
 }
@@ -134,9 +134,9 @@ bool StateTensors::is_unchanged(const Entry& entry) const {
   if (entry.tensor.expired()) return false;
   const c10::TensorImpl& tensor = *entry.tensor._unsafe_get_target();
   if (tensor.unsafe_storage().unsafeGetStorageImpl() != entry.storage ||
-      tensor.pyobj_slot()->load_pyobj() != entry.object || tensor.key_set() != entry.keys ||
-      tensor.dtype() != entry.dtype || autograd_of(tensor) != entry.autograd ||
-      !has_its_layout(entry, tensor)) {
+      tensor.pyobj_slot()->load_pyobj() != entry.object || Py_TYPE(entry.object) != entry.type ||
+      tensor.key_set() != entry.keys || tensor.dtype() != entry.dtype ||
+      autograd_of(tensor) != entry.autograd || !has_its_layout(entry, tensor)) {
     return false;
   }
   return entry.autograd != nullptr ? has_its_autograd(entry) : entry.gradient != Gradient::kSome;

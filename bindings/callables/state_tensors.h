@@ -7,8 +7,8 @@
 // and compared with what it held when the call was first seen. If that differs, the comparisons
 // themselves decide.
 //
-// A tensor without autograd's description has no hooks: PyTorch's setters make one. Then the Python
-// object is not read; the tensor says which object it belongs to (torch.utils.swap_tensors).
+// A tensor without autograd's description has no hooks: PyTorch's setters make one. Which object it
+// belongs to, the tensor says, too (torch.utils.swap_tensors).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +41,7 @@ class StateTensors {
     WeakTensor tensor;
     const c10::StorageImpl* storage;
     PyObject* object;
+    PyTypeObject* type;
     const torch::autograd::AutogradMeta* autograd;  // null if it has none
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;

@@ -100,6 +100,26 @@ static void prefetch_gradients(PyObject* tensors, Py_ssize_t i) {
   }
 }
 
+std::string gradient_layouts(PyObject* tensors) {
+  std::string layouts;
+  const auto append = [&](const auto& value) {
+    layouts.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& gradient = THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).grad();
+    append(gradient.defined() ? gradient.layout() : c10::Layout::NumOptions);
+    if (!gradient.defined() || gradient.layout() != c10::kStrided) continue;
+    append(gradient.scalar_type());
+    append(gradient.is_conj());
+    append(gradient.is_neg());
+    append(gradient.storage_offset());
+    append(gradient.dim());
+    for (const int64_t size : gradient.sizes()) append(size);
+    for (const int64_t stride : gradient.strides()) append(stride);
+  }
+  return layouts;
+}
+
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern) {
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   if (static_cast<size_t>(count) != pattern.size()) return false;

@@ -13,6 +13,10 @@ namespace pygraph::bindings {
 std::string gradient_pattern(PyObject* tensors);
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
 
+// What a graph that adds to gradients depends on, of each tensor of a list: whether it has a
+// gradient, and its type and layout in its storage.
+std::string gradient_layouts(PyObject* tensors);
+
 // As `tensor.grad = gradient` in Python, if PyTorch's setter would do nothing but store it; else
 // false, and nothing is done.
 bool set_plain_gradient(PyObject* tensor, const at::Tensor& gradient);

@@ -41,6 +41,7 @@ class KnownCall(OfStep):
     held: tuple[Form, Any]  # what the form and the watch refer to
     probes_hold: Callable[[], bool] | None
     pattern: bytes  # which of `differentiated` have gradients before a call
+    layouts: bytes  # of the gradients of `used` before a call
     written_state: list[int]  # positions
     written_arguments: list[int]
     # The engine's callable, or a function of the list of inputs that returns the outputs, or None where

@@ -65,6 +65,7 @@ class Variant:
         self._written_state: list[int] = []
         self._written_arguments: list[int] = []
         self._pattern = b""  # which tensors have gradients before a call
+        self._layouts = b""  # of those gradients that it uses, by the engine
 
     def observe(
         self,
@@ -86,9 +87,9 @@ class Variant:
         values = [number.values() for number in numbers]
         counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        layouts = _layouts_of_gradients(watched_tensors(before))
         known = [*arguments.tensors, *before.found.tensors.values()]
-        known = [tensor for tensor in known if not tensor.is_inference()]
-        versions = [tensor._version for tensor in known]
+        versions = [_version_of(tensor) for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             make, lambda: not is_same_structure(arguments, args, kwargs), arguments, before, device
@@ -109,8 +110,10 @@ class Variant:
                 self.refusal = describe_effects(seen.effects)
         elif self.observed > 1 or not seen.refusal:
             pairs = zip(known, versions, strict=True)
-            written = [tensor for tensor, version in pairs if tensor._version != version]
+            written = [tensor for tensor, version in pairs if _version_of(tensor) != version]
             self._conclude(seen, arguments, pattern, device, written)
+            if self._around is not None:
+                self._layouts = b"".join(layouts.get(id(tensor), b"?") for tensor in self._around.used)
         return seen.result
 
     def _conclude(
@@ -138,6 +141,7 @@ class Variant:
             FusedNumbers(numbers, may_be_used=not seen.form.is_differentiable),
             device,
         )
+        seen.state.count(written)
         addresses = {address_of(tensor) for tensor in written}
         state = enumerate(map(address_of, seen.state.tensors()))
         self._written_state = [i for i, address in state if address in addresses]
@@ -186,6 +190,8 @@ class Variant:
             return False
         if around.numbers.are_read or not around.numbers.can_be_followed():
             return False
+        if around.used and runtime.engine().gradient_layouts(around.used) != self._layouts:
+            return False
         return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
 
     @property
@@ -199,7 +205,7 @@ class Variant:
         ones."""
         assert self._around is not None
         gradients = self._around.used_gradients()
-        if any(gradient.layout != torch.strided for gradient in gradients):
+        if any(g.layout != torch.strided or g.is_neg() or g.is_conj() for g in gradients):
             return True
         tensors = [*arguments.tensors, *gradients]
         if isinstance(self._step, ForwardFunction) and len(tensors) > 1:
@@ -249,6 +255,7 @@ class Variant:
             "held": (form, host.held),
             "probes_hold": host.probes_hold if host.found.probes else None,
             "pattern": self._pattern,
+            "layouts": self._layouts,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
             "replay": partition.replay,
@@ -270,6 +277,20 @@ class Variant:
 
     def _numbers(self, host: HostState, rated: list[Rated]) -> list[FusedNumber]:
         return numbers_of(host, rated) if self._follows_numbers else []
+
+
+def _version_of(tensor: torch.Tensor) -> int | None:
+    """How often autograd was told that it was written. None for one that was made in inference mode."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:
+        return None
+
+
+def _layouts_of_gradients(tensors: list[torch.Tensor]) -> dict[int, bytes]:
+    """By the tensor's id."""
+    of = runtime.engine().gradient_layouts
+    return {id(tensor): of([tensor]) for tensor in tensors}
 
 
 def _hooks_are_active() -> bool:

@@ -10,7 +10,7 @@ import torch
 
 import pygraph
 
-from .attacked import replays
+from .attacked import open_to_this, replays
 
 
 class _Program:
@@ -58,6 +58,7 @@ def test_another_layout(partitions: Any, change: Callable[[_Program], None]) -> 
             )
 
 
+@open_to_this
 def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
     p = torch.nn.Parameter(torch.ones(4))
     node = torch.autograd.graph.get_gradient_edge(p).node

@@ -27,7 +27,7 @@ def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
     walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
     if tensor.layout == torch.strided:
         layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        walk.add_slot(f"{path}.layout", layout)
+        walk.add_slot(f"{path}.layout", (*layout, tensor.is_conj(), tensor.is_neg()))
     walk.found.tensors[path] = tensor
     hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
     walk.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
