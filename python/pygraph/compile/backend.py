@@ -201,8 +201,10 @@ def _compile_with_graphs(
 
     def load(compiled: Any, facts: Facts, metadata: Any) -> None:
         kwargs = compiled.fx_kwargs
-        own, known = config.own, (kwargs, metadata)
-        loaded.append(attachment.attach(compiled, own, compilation, facts, *known, is_loaded=True))
+        shortcut = attachment.attach(
+            compiled, config.own, compilation, facts, kwargs, metadata, is_loaded=True
+        )
+        loaded.append(shortcut)
         if attachment.kind_of(kwargs) == "forward":
             _note_training(parameters, config)
 
