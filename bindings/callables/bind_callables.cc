@@ -162,6 +162,7 @@ void bind_host_watch(py::module_& m) {
       .def("add_dict_items", &HostWatch::add_dict_items)
       .def("add_whole_dict", &HostWatch::add_whole_dict)
       .def("add_list", &HostWatch::add_list)
+      .def("add_set", &HostWatch::add_set)
       .def("add_cell", &HostWatch::add_cell)
       .def("add_tensor", &HostWatch::add_tensor)
       .def("add_function", &HostWatch::add_function)

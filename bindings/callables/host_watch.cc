@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "tensors/prefetch.h"
@@ -13,36 +12,6 @@ namespace py = pybind11;
 
 namespace pygraph::bindings {
 namespace {
-
-// Whether they are the same to every reader. Of other objects than numbers and strings: the same
-// object. (Equal floats may differ in the sign of a zero.)
-bool is_same(PyObject* now, PyObject* then) {
-  if (now == then) return true;
-  if (now == nullptr || then == nullptr || Py_TYPE(now) != Py_TYPE(then)) return false;
-  if (PyFloat_CheckExact(now)) {
-    return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(now)) ==
-           std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(then));
-  }
-  if (!PyLong_CheckExact(now) && !PyUnicode_CheckExact(now)) return false;
-  return PyObject_RichCompareBool(now, then, Py_EQ) == 1;
-}
-
-// Borrowed; null without an error if it is not there.
-PyObject* entry(PyObject* dict, PyObject* key) {
-  PyObject* value = PyDict_GetItemWithError(dict, key);
-  if (value == nullptr) PyErr_Clear();
-  return value;
-}
-
-// An OrderedDict has its keys in a list of its own beside the dictionary, which functions of
-// dictionaries do not see.
-int set_item(PyObject* dict, PyObject* key, PyObject* value) {
-  return PyODict_Check(dict) ? PyODict_SetItem(dict, key, value) : PyDict_SetItem(dict, key, value);
-}
-
-int delete_item(PyObject* dict, PyObject* key) {
-  return PyODict_Check(dict) ? PyODict_DelItem(dict, key) : PyDict_DelItem(dict, key);
-}
 
 // The dictionary of an object's attributes, borrowed; null if it has none of its own.
 PyObject* attributes_of(PyObject* object) {
@@ -63,10 +32,6 @@ bool keeps_its_class(PyObject* object) {
   return PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_IMMUTABLETYPE) && !PyModule_Check(object);
 }
 
-bool is_among(PyObject* key, const std::vector<PyObject*>& keys) {
-  return std::ranges::any_of(keys, [&](PyObject* other) { return is_same(key, other); });
-}
-
 // Another one after each modification; 0 where Python does not count them.
 uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -84,19 +49,19 @@ uint64_t version_of(PyObject* dict) {
 
 void HostWatch::add_dict_items(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
                                const py::tuple& absent) {
-  Dict watched{dict.ptr(), false, {}, {}};
+  WatchedDict watched{dict.ptr(), false, {}, {}};
   for (const py::handle key : absent) watched.items.emplace_back(key.ptr(), nullptr);
   add(std::move(watched), keys, values);
 }
 
 void HostWatch::add_whole_dict(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
                                const py::tuple& left_out) {
-  Dict watched{dict.ptr(), true, {}, {}};
+  WatchedDict watched{dict.ptr(), true, {}, {}};
   for (const py::handle key : left_out) watched.left_out.push_back(key.ptr());
   add(std::move(watched), keys, values);
 }
 
-void HostWatch::add(Dict watched, const py::tuple& keys, const py::tuple& values) {
+void HostWatch::add(WatchedDict watched, const py::tuple& keys, const py::tuple& values) {
   for (size_t i = 0; i < keys.size(); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(keys.ptr(), i), PyTuple_GET_ITEM(values.ptr(), i));
   }
@@ -107,9 +72,15 @@ void HostWatch::add(Dict watched, const py::tuple& keys, const py::tuple& values
 }
 
 void HostWatch::add_list(const py::list& list, const py::tuple& items) {
-  List watched{list.ptr(), {}};
+  WatchedList watched{list.ptr(), {}};
   for (const py::handle item : items) watched.items.push_back(item.ptr());
   lists_.push_back(std::move(watched));
+}
+
+void HostWatch::add_set(const py::set& set, const py::tuple& items) {
+  WatchedSet watched{set.ptr(), {}};
+  for (const py::handle item : items) watched.items.push_back(item.ptr());
+  sets_.push_back(std::move(watched));
 }
 
 void HostWatch::add_cell(py::handle cell, const py::tuple& content) {
@@ -225,7 +196,7 @@ bool HostWatch::dicts_hold() {
     auto& [dict, known] = versions_[i];
     const uint64_t version = version_of(dict);
     if (version != 0 && version == known) continue;
-    if (!holds(dicts_[i])) {
+    if (!dicts_[i].holds()) {
       changes_.note_from(i);  // these have not been compared since they are watched
       return false;
     }
@@ -237,7 +208,7 @@ bool HostWatch::dicts_hold() {
 // Not at once: most states of the host are looked at once or twice.
 void HostWatch::watch_dicts() {
   std::vector<PyObject*> dicts;
-  for (const Dict& watched : dicts_) dicts.push_back(watched.dict);
+  for (const WatchedDict& watched : dicts_) dicts.push_back(watched.dict);
   changes_.watch(dicts);
 }
 
@@ -247,83 +218,16 @@ bool HostWatch::changed_dicts_hold() {
   while (changes_.has_changes()) {
     const uint32_t i = changes_.last();
     const uint32_t notes = changes_.notes(i);
-    if (!changes_.is_alive(i) || !holds(dicts_[i])) return false;
+    if (!changes_.is_alive(i) || !dicts_[i].holds()) return false;
     if (!changes_.is_watching() || changes_.notes(i) != notes) return false;
     changes_.forget_unchanged(i);
   }
-  return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return holds(dicts_[i]); });
-}
-
-bool HostWatch::holds(const Dict& watched) {
-  if (watched.is_whole) return holds_as_a_whole(watched);
-  return std::ranges::all_of(watched.items, [&](const auto& item) {
-    return is_same(entry(watched.dict, item.first), item.second);
-  });
-}
-
-bool HostWatch::holds_as_a_whole(const Dict& watched) {
-  if (PyODict_Check(watched.dict)) return holds_in_any_order(watched);
-  PyObject* key = nullptr;
-  PyObject* value = nullptr;
-  auto known = watched.items.begin();
-  for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, &value) != 0;) {
-    if (!watched.left_out.empty() && is_among(key, watched.left_out)) continue;
-    if (known == watched.items.end() || key != known->first || !is_same(value, known->second)) {
-      return false;
-    }
-    ++known;
-  }
-  return known == watched.items.end();
-}
-
-// The order of an OrderedDict of several keys, and which keys they are, is compared by the
-// callable's walk (visit_containers.py).
-bool HostWatch::holds_in_any_order(const Dict& watched) {
-  PyObject* key = nullptr;
-  Py_ssize_t count = 0;
-  for (Py_ssize_t position = 0; PyDict_Next(watched.dict, &position, &key, nullptr) != 0;) {
-    if (!watched.left_out.empty() && is_among(key, watched.left_out)) continue;
-    ++count;
-    if (watched.items.size() == 1 && key != watched.items.front().first) return false;
-  }
-  return count == std::ssize(watched.items) &&
-         std::ranges::all_of(watched.items, [&](const auto& item) {
-           return is_same(entry(watched.dict, item.first), item.second);
-         });
-}
-
-// Whether an OrderedDict without keys that are left out has its keys in their order.
-bool HostWatch::is_in_order(const Dict& watched) {
-  if (!PyODict_Check(watched.dict) || !watched.left_out.empty()) return true;
-  PyObject* iterator = PyODict_Type.tp_iter(watched.dict);  // not that of a class of the program's
-  if (iterator == nullptr) {
-    PyErr_Clear();
-    return false;
-  }
-  bool is_same_order = true;
-  for (const auto& item : watched.items) {
-    PyObject* key = PyIter_Next(iterator);
-    is_same_order &= key == item.first;
-    Py_XDECREF(key);
-  }
-  Py_DECREF(iterator);
-  const bool has_failed = PyErr_Occurred() != nullptr;  // a hash of the program's, say
-  PyErr_Clear();
-  return is_same_order && !has_failed;
-}
-
-bool HostWatch::holds(const List& watched) {
-  if (PyList_GET_SIZE(watched.list) != static_cast<Py_ssize_t>(watched.items.size())) return false;
-  for (size_t i = 0; i < watched.items.size(); ++i) {
-    PyObject* now = PyList_GET_ITEM(watched.list, static_cast<Py_ssize_t>(i));
-    if (!is_same(now, watched.items[i])) return false;
-  }
-  return true;
+  return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return dicts_[i].holds(); });
 }
 
 bool HostWatch::holds_beside_tensors() {
-  const auto is_unchanged = [](const auto& watched) { return holds(watched); };
-  return dicts_hold() && std::ranges::all_of(lists_, is_unchanged) &&
+  return dicts_hold() && std::ranges::all_of(lists_, &WatchedList::holds) &&
+         std::ranges::all_of(sets_, &WatchedSet::holds) &&
          std::ranges::all_of(cells_,
                              [](const Cell& watched) {
                                return is_same(PyCell_GET(watched.cell), watched.value);
@@ -346,57 +250,8 @@ bool HostWatch::holds_beside_tensors() {
          });
 }
 
-// All keys where nothing is left out, so that the order is put back, too.
-bool HostWatch::remove_others(const Dict& watched) {
-  const bool keeps_some = !watched.left_out.empty();
-  if (!keeps_some && !PyODict_Check(watched.dict)) {
-    PyDict_Clear(watched.dict);
-    return true;
-  }
-  PyObject* keys = PyDict_Keys(watched.dict);
-  if (keys == nullptr) return false;
-  bool is_done = true;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); ++i) {
-    PyObject* key = PyList_GET_ITEM(keys, i);
-    const auto is_it = [&](const auto& item) { return item.first == key; };
-    if (keeps_some && is_among(key, watched.left_out)) continue;
-    if (keeps_some && std::ranges::any_of(watched.items, is_it)) continue;
-    is_done &= delete_item(watched.dict, key) == 0;
-  }
-  Py_DECREF(keys);
-  return is_done;
-}
-
-bool HostWatch::restore(const Dict& watched) {
-  if (watched.is_whole && !(holds(watched) && is_in_order(watched)) && !remove_others(watched)) {
-    return false;
-  }
-  for (const auto& [key, value] : watched.items) {
-    PyObject* now = entry(watched.dict, key);
-    if (is_same(now, value)) continue;
-    if (value != nullptr) {
-      if (set_item(watched.dict, key, value) != 0) return false;
-    } else if (delete_item(watched.dict, key) != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool HostWatch::restore(const List& watched) {
-  if (holds(watched)) return true;
-  PyObject* items = PyList_New(static_cast<Py_ssize_t>(watched.items.size()));
-  if (items == nullptr) return false;
-  for (size_t i = 0; i < watched.items.size(); ++i) {
-    PyList_SET_ITEM(items, static_cast<Py_ssize_t>(i), Py_NewRef(watched.items[i]));
-  }
-  const int failed = PyList_SetSlice(watched.list, 0, PyList_GET_SIZE(watched.list), items);
-  Py_DECREF(items);
-  return failed == 0;
-}
-
 void HostWatch::restore() {
-  const auto put_back = [](const auto& watched) { return restore(watched); };
+  const auto put_back = [](const auto& watched) { return watched.restore(); };
   const auto fill = [](const Cell& of) { return PyCell_Set(of.cell, of.value) == 0; };
   const bool is_done = std::ranges::all_of(dicts_, put_back) &&
                        std::ranges::all_of(lists_, put_back) && std::ranges::all_of(cells_, fill);

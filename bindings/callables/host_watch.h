@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "callables/dict_changes.h"
+#include "callables/watched_containers.h"
 #include "tensors/arguments.h"
 
 namespace pygraph::bindings {
@@ -37,6 +38,8 @@ class HostWatch {
   void add_whole_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
                       const pybind11::tuple& values, const pybind11::tuple& left_out);
   void add_list(const pybind11::list& list, const pybind11::tuple& items);
+  // `items`: in the set's own order. A set is not restored.
+  void add_set(const pybind11::set& set, const pybind11::tuple& items);
   // `content`: the cell's content; empty if the cell is empty. Throws TypeError for no cell.
   void add_cell(pybind11::handle cell, const pybind11::tuple& content);
   // Watches its class and layout, whether it requires a gradient, and its hooks.
@@ -59,16 +62,6 @@ class HostWatch {
   void restore();
 
  private:
-  struct Dict {
-    PyObject* dict;
-    bool is_whole;
-    std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
-    std::vector<PyObject*> left_out;
-  };
-  struct List {
-    PyObject* list;
-    std::vector<PyObject*> items;
-  };
   struct Cell {
     PyObject* cell;
     PyObject* value;  // or null
@@ -109,15 +102,7 @@ class HostWatch {
   };
   static Tensor describe(PyObject* tensor, size_t layout);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
-  static bool holds(const Dict& watched);
-  static bool holds_as_a_whole(const Dict& watched);
-  static bool holds_in_any_order(const Dict& watched);
-  static bool is_in_order(const Dict& watched);
-  static bool holds(const List& watched);
-  static bool restore(const Dict& watched);
-  static bool remove_others(const Dict& watched);
-  static bool restore(const List& watched);
-  void add(Dict watched, const pybind11::tuple& keys, const pybind11::tuple& values);
+  void add(WatchedDict watched, const pybind11::tuple& keys, const pybind11::tuple& values);
   // Where the comparison of a tensor will read, most probably.
   struct Place {
     const PyObject* object;
@@ -133,12 +118,13 @@ class HostWatch {
   bool attributes_hold() const;
   void prefetch_after(size_t i) const;
 
-  std::vector<Dict> dicts_;
+  std::vector<WatchedDict> dicts_;
   // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
   std::vector<std::pair<PyObject*, uint64_t>> versions_;
   DictChanges changes_;
   int looks_ = 0;
-  std::vector<List> lists_;
+  std::vector<WatchedList> lists_;
+  std::vector<WatchedSet> sets_;
   std::vector<Cell> cells_;
   std::vector<Tensor> tensors_;
   std::vector<Place> places_;     // of the tensors

@@ -28,6 +28,8 @@ class Program:
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.plain: dict[Any, Any] = {"a": 1, "b": [1.0], 3: "c"}
         self.ordered = collections.OrderedDict(x=1, y=2)
+        self.names: set[Any] = {"a", 1, (1, 2)}
+        self.numbers = {0, 8}  # of which the first comer is the first
 
     def state(self) -> HostState:
         return HostState({"program": self})
@@ -40,6 +42,14 @@ def _delete_and_add(program: Program) -> None:
 
 def _set_data(program: Program) -> None:
     program.model[0].weight.data = torch.zeros(3, 2)
+
+
+def _reorder(program: Program) -> None:
+    """Makes a set list its items in another order."""
+    before = list(program.numbers)
+    program.numbers.clear()
+    program.numbers.update(reversed(before))
+    assert list(program.numbers) != before
 
 
 CHANGES: dict[str, Change] = {
@@ -77,6 +87,15 @@ CHANGES: dict[str, Change] = {
     "last item": lambda of: of.ordered.popitem(),
     "list": lambda of: of.plain["b"].append(1),
     "dictionary": lambda of: setattr(of, "plain", dict(of.plain)),
+    "set": lambda of: setattr(of, "names", set(of.names)),
+    "one item more": lambda of: of.names.add("b"),
+    "many items more": lambda of: of.names.update(range(100)),
+    "one item less": lambda of: of.names.discard("a"),
+    "another item": lambda of: of.names.symmetric_difference_update({"a", "b"}),
+    "item that is equal": lambda of: of.names.discard(1) or of.names.add(True),
+    "another item that is equal": lambda of: of.names.discard((1, 2)) or of.names.add(tuple([1, 2])),
+    "no items": lambda of: of.names.clear(),
+    "order of items": _reorder,
 }
 
 
@@ -105,6 +124,27 @@ def test_what_changes_nothing() -> None:
         program.model.train()
         program.model[1].momentum = float("0.1")
         program.optimizer.zero_grad()
+        program.names.add("".join(["a"]))
+        program.names.discard("a")
+        program.names.add("".join(["a"]))  # another string
+
+
+def test_sets_are_compared_without_python() -> None:
+    class Sorted(set[Any]):
+        def __iter__(self) -> Any:
+            return iter(sorted(set.__iter__(self), key=repr, reverse=True))
+
+    items = {"own order": Sorted(range(9)), "plain": {1, 2}, "empty": set(), "frozen": frozenset({1})}
+    state = HostState({"items": items})
+    assert state.found.probes == []
+    for _ in range(9):
+        assert state.holds()
+    items["own order"].add(9)
+    assert not state.holds()
+    items["own order"].discard(9)
+    assert state.holds()
+    items["empty"].add(1)
+    assert not state.holds()
 
 
 def test_a_dictionary_that_is_always_modified() -> None:

@@ -18,6 +18,7 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.visit_code import content_of
+from pygraph.callables.host.visit_containers import items_of_set
 from pygraph.callables.host.walk import Reachable
 
 
@@ -45,6 +46,8 @@ class HostState:
                 self._hold(watch.add_dict_items, dictionary, tuple(of), tuple(of.values()), absent)
         for items in self.found.lists:
             self._hold(watch.add_list, items, tuple(items))
+        for elements in self.found.sets:
+            self._hold(watch.add_set, elements, items_of_set(elements))
         for cell in self.found.cells:
             self._hold(watch.add_cell, cell, content_of(cell))
         for tensor in self.found.tensors.values():

@@ -50,8 +50,16 @@ def visit_items(walk: Walk, value: Iterable[Any], path: str) -> None:
 
 
 def visit_set(walk: Walk, value: Any, path: str) -> None:
-    walk.add_probe(f"{path}#items", lambda: frozenset(map(probes.key, value)))
-    visit_held(walk, (item for item in value if type(item) not in probes.ATOMS), f"{path}#item")
+    items = items_of_set(value)
+    walk.add_slot(f"{path}#items", frozenset(map(probes.key, items)))
+    if isinstance(value, set):
+        walk.found.sets.append(value)
+    visit_held(walk, (item for item in items if type(item) not in probes.ATOMS), f"{path}#item")
+
+
+def items_of_set(value: set[Any] | frozenset[Any]) -> tuple[Any, ...]:
+    """In the order of its table, which a class that derives from it may not list them in."""
+    return tuple(set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value))
 
 
 def visit_deque(walk: Walk, value: Any, path: str) -> None:

@@ -33,6 +33,7 @@ class Reachable:
         # Each with the keys that are watched, or None for all; and with keys that are left out of all.
         self.dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = []
         self.lists: list[list[Any]] = []
+        self.sets: list[set[Any]] = []
         self.cells: list[Any] = []  # of closures
         self.functions: list[types.FunctionType] = []
         self.instances: list[Any] = []
