@@ -38,6 +38,7 @@ GraphExec instantiate(const Driver& driver, CUgraph graph, const Recording& reco
   if (has_priorities(driver, recording)) params.flags |= abi::kInstantiateUseNodePriority;
   if (for_device_launch) params.flags |= abi::kInstantiateDeviceLaunch;
   CUgraphExec raw = nullptr;
+  const RelaxedCaptureMode relaxed(driver);  // the driver may allocate
   PYGRAPH_CHECK(driver, graph_instantiate(&raw, graph, &params));
   return {driver, raw};
 }

@@ -47,6 +47,7 @@ inline constexpr int kNodeGraph = 4;
 inline constexpr int kNodeEmpty = 5;
 
 // CUstreamCaptureMode, CUstreamCaptureStatus
+inline constexpr int kCaptureModeGlobal = 0;
 inline constexpr int kCaptureModeThreadLocal = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureStatusNone = 0;

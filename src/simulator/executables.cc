@@ -18,6 +18,10 @@ SimulatedNode* find_in_exec(CUgraphExec exec, CUgraphNode node, int type) {
 namespace functions {
 
 abi::Result graph_instantiate(CUgraphExec* exec, CUgraph graph, abi::InstantiateParams* params) {
+  // It is laid out on the device. (Whether the driver refuses that in a capture is not documented.)
+  if ((params->flags & abi::kInstantiateDeviceLaunch) != 0 && !may_allocate()) {
+    return abi::kCaptureUnsupported;
+  }
   auto* created = copy_graph(*as_graph(graph)).release();
   current_state()->objects.insert(created);
   *exec = reinterpret_cast<CUgraphExec>(created);

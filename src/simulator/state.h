@@ -67,6 +67,7 @@ struct SimulatedStream {
   bool is_held = false;             // what is enqueued is done, but not known to be
   SimulatedGraph* graph = nullptr;  // set while capturing
   bool origin = false;              // whether begin_capture was called on this stream
+  bool is_global = false;           // the capture, in its mode
   bool invalidated = false;
   std::vector<SimulatedNode*> frontier;  // what the next node depends on
 };
@@ -130,6 +131,10 @@ void run_body(const SimulatedNode& node);
 
 // Either runs the node now or, if the stream captures, appends it. Takes what `node` holds.
 abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node);
+
+// To be asked before an allocation: false if a capture in global mode forbids it, which is invalid
+// from then on.
+bool may_allocate();
 
 // One function per member of Driver, named like it.
 namespace functions {

@@ -1,11 +1,14 @@
 // Streams, events, capture, modules and kernel launches of the simulated driver.
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "simulator/state.h"
 
 namespace pygraph::simulator {
 namespace {
+
+thread_local int g_thread_mode = abi::kCaptureModeGlobal;
 
 // A stream that was destroyed must not be touched: the driver would read freed memory.
 SimulatedStream* as_stream(CUstream stream) {
@@ -47,6 +50,17 @@ void abandon_capture(SimulatedGraph* captured) {
 }
 
 }  // namespace
+
+bool may_allocate() {
+  if (g_thread_mode == abi::kCaptureModeRelaxed) return true;
+  bool may = true;
+  for (const auto& stream : current_state()->streams) {
+    if (stream->graph == nullptr || !stream->is_global) continue;
+    stream->invalidated = true;
+    may = false;
+  }
+  return may;
+}
 
 abi::Result enqueue(CUstream stream, std::unique_ptr<SimulatedNode> node) {
   SimulatedStream* target = as_stream(stream);
@@ -160,11 +174,12 @@ abi::Result stream_is_capturing(CUstream stream, int* status) {
   return abi::kSuccess;
 }
 
-abi::Result stream_begin_capture(CUstream stream, int /*mode*/) {
+abi::Result stream_begin_capture(CUstream stream, int mode) {
   if (as_stream(stream) == nullptr) return abi::kCaptureUnsupported;  // the legacy stream
   if (as_stream(stream)->graph != nullptr) return abi::kIllegalState;
   as_stream(stream)->graph = new SimulatedGraph;
   as_stream(stream)->origin = true;
+  as_stream(stream)->is_global = mode == abi::kCaptureModeGlobal;
   return abi::kSuccess;
 }
 
@@ -195,7 +210,8 @@ abi::Result stream_get_capture_info(CUstream stream, int* status, uint64_t* /*id
   return abi::kSuccess;
 }
 
-abi::Result thread_exchange_capture_mode(int* /*mode*/) {
+abi::Result thread_exchange_capture_mode(int* mode) {
+  std::swap(g_thread_mode, *mode);
   return abi::kSuccess;
 }
 

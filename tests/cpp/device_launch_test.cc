@@ -108,6 +108,23 @@ TEST_F(DeviceLaunchTest, ChildGraphsAreUpdated) {
   for (int i = 0; i < 8; ++i) expect_result(bound[i], static_cast<float>(i), 8);
 }
 
+// PyTorch captures in global mode: it forbids allocations of all threads.
+TEST_F(DeviceLaunchTest, ACaptureOfTheProgramsIsNotDisturbed) {
+  const auto graph = with_fills(16);
+  const auto bound = addresses(2);
+  const Stream other = create_stream(driver);
+  PYGRAPH_CHECK(driver, stream_begin_capture(other.get(), abi::kCaptureModeGlobal));
+  graph->bind(bound);
+  CUgraph raw = nullptr;
+  EXPECT_EQ(driver.stream_end_capture(other.get(), &raw), abi::kSuccess);
+  const Graph captured(driver, raw);
+  graph->launch(stream.get());
+  expect_result(bound, 2, 16);
+  if (device.is_simulated()) {
+    EXPECT_EQ(flags(), abi::kInstantiateDeviceLaunch);
+  }
+}
+
 TEST_F(DeviceLaunchTest, OnlyManyFillsAreWorthIt) {
   if (!device.is_simulated()) GTEST_SKIP() << "asks the simulator for flags";
   for (const auto& [fills, wanted, expected] :
