@@ -120,6 +120,13 @@ void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at:
       results, Ends(ends), [](Node&) {}, [&](Edge& edge, uint32_t end) { edge = edges[end]; });
 }
 
+bool has_accumulator_hooks(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr || meta->grad_accumulator_.expired()) return false;
+  const auto node = meta->grad_accumulator_.lock();
+  return node && !(node->pre_hooks().empty() && node->post_hooks().empty());
+}
+
 void lead_gradients(const at::Tensor& tensor, const at::Tensor& leaf) {
   torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(leaf));
 }

@@ -32,6 +32,10 @@ GraphSurvey survey_graph(const std::vector<at::Tensor>& results,
 void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& ends,
                    const std::vector<at::Tensor>& instead);
 
+// Whether the node that accumulates the tensor's gradient has hooks. (The tensor's own hooks are
+// kept elsewhere.)
+bool has_accumulator_hooks(const at::Tensor& tensor);
+
 // Makes gradients of the tensor, which has no history, flow to the leaf.
 void lead_gradients(const at::Tensor& tensor, const at::Tensor& leaf);
 

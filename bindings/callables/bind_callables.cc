@@ -106,6 +106,7 @@ void bind_autograd_graph(py::module_& m) {
   });
   m.def("reroute_graph", &reroute_graph);
   m.def("lead_gradients", &lead_gradients);
+  m.def("has_accumulator_hooks", &has_accumulator_hooks);
   py::class_<FreshAccumulators>(m, "FreshAccumulators")
       .def(py::init<Tensors>())
       .def("undo", &FreshAccumulators::undo);
@@ -161,9 +162,11 @@ void bind_host_watch(py::module_& m) {
       .def(py::init<>())
       .def("add_dict_items", &HostWatch::add_dict_items)
       .def("add_whole_dict", &HostWatch::add_whole_dict)
+      .def("add_class_dict", &HostWatch::add_class_dict)
       .def("add_list", &HostWatch::add_list)
       .def("add_set", &HostWatch::add_set)
       .def("add_cell", &HostWatch::add_cell)
+      .def("add_member", &HostWatch::add_member)
       .def("add_tensor", &HostWatch::add_tensor)
       .def("add_function", &HostWatch::add_function)
       .def("add_instance", &HostWatch::add_instance)

@@ -1,11 +1,13 @@
 #include "callables/host_watch.h"
 
+#include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "callables/autograd_graph.h"
 #include "tensors/prefetch.h"
 
 namespace py = pybind11;
@@ -49,16 +51,22 @@ uint64_t version_of(PyObject* dict) {
 
 void HostWatch::add_dict_items(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
                                const py::tuple& absent) {
-  WatchedDict watched{dict.ptr(), false, {}, {}};
+  WatchedDict watched{.dict = dict.ptr()};
   for (const py::handle key : absent) watched.items.emplace_back(key.ptr(), nullptr);
   add(std::move(watched), keys, values);
 }
 
 void HostWatch::add_whole_dict(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
                                const py::tuple& left_out) {
-  WatchedDict watched{dict.ptr(), true, {}, {}};
+  WatchedDict watched{.dict = dict.ptr(), .is_whole = true};
   for (const py::handle key : left_out) watched.left_out.push_back(key.ptr());
   add(std::move(watched), keys, values);
+}
+
+void HostWatch::add_class_dict(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
+                               const py::tuple& left_out) {
+  add_whole_dict(dict, keys, values, left_out);
+  dicts_.back().is_of_class = true;
 }
 
 void HostWatch::add(WatchedDict watched, const py::tuple& keys, const py::tuple& values) {
@@ -88,6 +96,24 @@ void HostWatch::add_cell(py::handle cell, const py::tuple& content) {
   cells_.push_back({cell.ptr(), content.empty() ? nullptr : PyTuple_GET_ITEM(content.ptr(), 0)});
 }
 
+void HostWatch::add_member(py::handle object, py::handle member, const py::tuple& content) {
+  if (Py_TYPE(member.ptr()) != &PyMemberDescr_Type) throw py::type_error("not a member");
+  const auto* descriptor = reinterpret_cast<PyMemberDescrObject*>(member.ptr());
+  if (PyObject_TypeCheck(object.ptr(), PyDescr_TYPE(descriptor)) == 0) {
+    throw py::type_error("a member of another class");
+  }
+  members_.push_back({object.ptr(), descriptor->d_member,
+                      content.empty() ? nullptr : PyTuple_GET_ITEM(content.ptr(), 0)});
+}
+
+bool HostWatch::holds(const Member& watched) {
+  PyObject* now = PyMember_GetOne(reinterpret_cast<const char*>(watched.object), watched.place);
+  if (now == nullptr) PyErr_Clear();  // nothing is there
+  const bool is_unchanged = is_same(now, watched.value);
+  Py_XDECREF(now);
+  return is_unchanged;
+}
+
 HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
   const auto size = [](PyObject* hooks) {
     return hooks != nullptr && PyDict_Check(hooks) ? PyDict_GET_SIZE(hooks) : 0;
@@ -102,6 +128,7 @@ HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
           size(variable->backward_hooks),
           variable->post_accumulate_grad_hooks,
           size(variable->post_accumulate_grad_hooks),
+          has_accumulator_hooks(tensor),
           tensor.scalar_type(),
           is_strided,
           is_strided ? conj_neg_bits_of(tensor) : ConjNegBits{},
@@ -182,11 +209,13 @@ bool HostWatch::attributes_hold() const {
   return true;
 }
 
-void HostWatch::add_class(const py::type& type) {
+bool HostWatch::add_class(const py::type& type) {
   auto* object = reinterpret_cast<PyTypeObject*>(type.ptr());
   static PyObject* any_name = PyUnicode_InternFromString("__doc__");
   _PyType_Lookup(object, any_name);  // gives it a version
+  if (object->tp_version_tag == 0) return false;
   classes_.push_back({object, object->tp_version_tag});
+  return true;
 }
 
 bool HostWatch::dicts_hold() {
@@ -233,6 +262,7 @@ bool HostWatch::holds_beside_tensors() {
                                return is_same(PyCell_GET(watched.cell), watched.value);
                              }) &&
          attributes_hold() &&
+         std::ranges::all_of(members_, [](const Member& watched) { return holds(watched); }) &&
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
@@ -245,8 +275,7 @@ bool HostWatch::holds_beside_tensors() {
                       watched.attributes;
              }) &&
          std::ranges::all_of(classes_, [](const Class& watched) {
-           // Python may have no more versions for it.
-           return watched.version != 0 && watched.type->tp_version_tag == watched.version;
+           return watched.type->tp_version_tag == watched.version;
          });
 }
 

@@ -37,19 +37,28 @@ class HostWatch {
   // those of `left_out`.
   void add_whole_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
                       const pybind11::tuple& values, const pybind11::tuple& left_out);
+  // As that, for the dictionary behind a class, which is not restored: only Python may write to it.
+  void add_class_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
+                      const pybind11::tuple& values, const pybind11::tuple& left_out);
   void add_list(const pybind11::list& list, const pybind11::tuple& items);
   // `items`: in the set's own order. A set is not restored.
   void add_set(const pybind11::set& set, const pybind11::tuple& items);
   // `content`: the cell's content; empty if the cell is empty. Throws TypeError for no cell.
   void add_cell(pybind11::handle cell, const pybind11::tuple& content);
+  // Watches what an object has in a place of its class, such as one of `__slots__`. `member`: a
+  // descriptor of that class. `content`: what is there; empty if nothing is. Throws TypeError for
+  // another kind of descriptor, or of another class.
+  void add_member(pybind11::handle object, pybind11::handle member, const pybind11::tuple& content);
   // Watches its class and layout, whether it requires a gradient, and its hooks.
   void add_tensor(pybind11::handle tensor);
   // Watches its code and defaults, which the caller holds. Throws TypeError for no function.
   void add_function(pybind11::handle function);
   // Watches its class, and which dictionary holds its attributes.
   void add_instance(pybind11::handle instance);
-  // Watches its version, which changes if an attribute of it or of its bases is set.
-  void add_class(const pybind11::type& type);
+  // Watches its version, which changes if an attribute of it or of its bases is set. False if
+  // Python has no version for it: since 3.13, a class has 1000 at most, and all classes together
+  // 131 071.
+  bool add_class(const pybind11::type& type);
 
   // Whether everything is as it was when it was added.
   bool holds() { return holds_beside_tensors() && tensors_hold(); }
@@ -66,6 +75,11 @@ class HostWatch {
     PyObject* cell;
     PyObject* value;  // or null
   };
+  struct Member {
+    PyObject* object;
+    PyMemberDef* place;
+    PyObject* value;  // or null
+  };
   struct Tensor {
     PyObject* tensor;
     PyTypeObject* type;
@@ -74,6 +88,7 @@ class HostWatch {
     Py_ssize_t hook_count;
     PyObject* post_hooks;
     Py_ssize_t post_hook_count;
+    bool has_accumulator_hooks;
     c10::ScalarType dtype;
     bool is_strided;
     ConjNegBits conj_neg;
@@ -100,6 +115,7 @@ class HostWatch {
     PyTypeObject* type;
     unsigned version;
   };
+  static bool holds(const Member& watched);
   static Tensor describe(PyObject* tensor, size_t layout);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
   void add(WatchedDict watched, const pybind11::tuple& keys, const pybind11::tuple& values);
@@ -126,6 +142,7 @@ class HostWatch {
   std::vector<WatchedList> lists_;
   std::vector<WatchedSet> sets_;
   std::vector<Cell> cells_;
+  std::vector<Member> members_;
   std::vector<Tensor> tensors_;
   std::vector<Place> places_;     // of the tensors
   std::vector<int64_t> layouts_;  // of the tensors, in a row

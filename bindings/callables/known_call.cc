@@ -76,6 +76,7 @@ KnownCall::KnownCall(const py::dict& kind)
       state_tensors_(part("state_tensors", &PyList_Type)),
       written_state_(part("written_state", &PyList_Type)),
       written_arguments_(part("written_arguments", &PyList_Type)),
+      written_gradients_(part("written_gradients", &PyList_Type)),
       made_(part("made", &PyList_Type)),
       cleared_(part("cleared", &PyList_Type)),
       result_of_(part("result_of", nullptr)),
@@ -221,6 +222,7 @@ void KnownCall::leave_gradients(const py::object& outputs) const {
 py::tuple KnownCall::finish(const CallInputs& inputs, const py::object& outputs) const {
   state_->bump_versions(py::reinterpret_borrow<py::list>(written_state_));
   bump_versions(inputs.tensors, written_arguments_);
+  bump_versions(inputs.gradients, written_gradients_);
   ReplayClocks::end(ReplayPart::kVersions);
   try {
     leave_gradients(outputs);

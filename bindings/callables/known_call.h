@@ -66,6 +66,7 @@ class KnownCall {
   PyObject* state_tensors_;
   PyObject* written_state_;
   PyObject* written_arguments_;
+  PyObject* written_gradients_;
   PyObject* made_;
   PyObject* cleared_;
   PyObject* result_of_;  // a function, or None

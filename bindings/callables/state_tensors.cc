@@ -124,7 +124,9 @@ bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& ten
 // The tensor's own description, which is still there.
 bool StateTensors::has_its_autograd(const Entry& entry) {
   const THPVariable& variable = variable_of(entry.object);
-  return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
+  // A node that accumulates may have hooks, which holds() asks for.
+  return entry.autograd->grad_accumulator_.expired() && variable.backward_hooks == nullptr &&
+         variable.post_accumulate_grad_hooks == nullptr &&
          entry.autograd->requires_grad_ == entry.requires_grad && !entry.autograd->grad_fn_ &&
          (entry.gradient == Gradient::kAny ||
           entry.autograd->grad_.defined() == (entry.gradient == Gradient::kSome));

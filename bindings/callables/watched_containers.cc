@@ -121,6 +121,7 @@ bool WatchedDict::remove_others() const {
 }
 
 bool WatchedDict::restore() const {
+  if (is_of_class) return true;
   if (is_whole && !(holds() && is_in_order()) && !remove_others()) return false;
   for (const auto& [key, value] : items) {
     PyObject* now = entry(dict, key);

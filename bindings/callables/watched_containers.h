@@ -17,13 +17,14 @@ namespace pygraph::bindings {
 bool is_same(PyObject* now, PyObject* then);
 
 struct WatchedDict {
-  PyObject* dict;
-  bool is_whole;  // no other keys are there, but for those that are left out, and they are in order
-  std::vector<std::pair<PyObject*, PyObject*>> items;  // a null value: the key is not there
-  std::vector<PyObject*> left_out;
+  PyObject* dict = nullptr;
+  bool is_whole = false;  // no other keys are there but those left out, and they are in order
+  bool is_of_class = false;
+  std::vector<std::pair<PyObject*, PyObject*>> items{};  // a null value: the key is not there
+  std::vector<PyObject*> left_out{};
 
   bool holds() const;
-  // False if Python has raised.
+  // Nothing if it is a class's. False if Python has raised.
   bool restore() const;
 
  private:

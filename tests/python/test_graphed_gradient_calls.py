@@ -74,6 +74,23 @@ def test_forwards_of_many_kinds(gradients: Any, name: str) -> None:
     assert both(gradients), reasons(gradients)
 
 
+def test_hooks_of_nodes_that_accumulate(gradients: Any) -> None:
+    """They run in the program's own backward."""
+    pair = Pair(Module(lambda self, x: x @ self.w))
+    scale = [1.0]
+    nodes = [
+        torch.autograd.graph.get_gradient_edge(of.w).node
+        for of in (pair.plain, pair.graphed)
+        if isinstance(of.w, torch.Tensor)
+    ]
+    for node in nodes:
+        node.register_prehook(lambda gradients: (scale[0] * gradients[0],))
+    for i, x in enumerate(inputs(12, 3, 4)):
+        scale[0] = float(i)
+        pair.step(x)
+    assert both(gradients), reasons(gradients)
+
+
 def test_kwargs_values_and_trees(gradients: Any) -> None:
     def forward(self: Module, batch: dict[str, Any], *, scale: float) -> torch.Tensor:
         return (batch["x"] @ self.w + batch["more"][0]) * scale

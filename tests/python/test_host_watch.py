@@ -129,6 +129,40 @@ def test_what_changes_nothing() -> None:
         program.names.add("".join(["a"]))  # another string
 
 
+def test_classes_that_have_been_modified_often() -> None:
+    """Python has no version for them from 3.13 on."""
+
+    class Base:
+        scale = 1.0
+
+    class Thing(Base):
+        pass
+
+    for i in range(1200):
+        Thing.scale = float(i)
+        assert Thing().scale == i
+    state = HostState({"class": Thing})
+    kept = [{"class": Thing}]
+    for _ in range(5):
+        assert state.holds()
+    Thing.__doc__ = "another one, which no program reads"
+    Thing.scale = 2.0
+    assert not state.holds()
+    state.restore()
+    assert Thing.scale == 2.0
+    del Thing.scale
+    assert Thing.scale == 1.0
+    for change in (lambda: setattr(Base, "scale", 3.0), lambda: setattr(Thing, "__bases__", (Other,))):
+        state = HostState(kept[0])
+        assert state.holds()
+        change()
+        assert not state.holds()
+
+
+class Other:
+    pass
+
+
 def test_sets_are_compared_without_python() -> None:
     class Sorted(set[Any]):
         def __iter__(self) -> Any:

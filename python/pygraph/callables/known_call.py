@@ -44,6 +44,7 @@ class KnownCall(OfStep):
     layouts: bytes  # of the gradients of `used` before a call
     written_state: list[int]  # positions
     written_arguments: list[int]
+    written_gradients: list[int]  # among those of `used`
     # The engine's callable, or a function of the list of inputs that returns the outputs, or None where
     # no graph serves the call.
     replay: Any

@@ -15,12 +15,13 @@ from pygraph.callables.host.host_state import HostState
 class Gradient:
     """What a call does to the gradient of one tensor.
 
-    is_used: whether it reads or writes the one from before. after: "kept" (the same object), "none", or
-    "made" (another object).
+    is_used: whether it reads or writes the one from before. is_counted: whether it has increased the
+    version of that one. after: "kept" (the same object), "none", or "made" (another object).
     """
 
     tensor: torch.Tensor
     is_used: bool
+    is_counted: bool
     after: str
 
 
@@ -57,6 +58,14 @@ class Observation:
 def watched_tensors(host: HostState) -> list[torch.Tensor]:
     """Those whose gradients a backward may set."""
     return [t for t in host.found.tensors.values() if t.requires_grad and t.is_leaf]
+
+
+def version_of(tensor: torch.Tensor | None) -> int | None:
+    """How often autograd was told that it was written. None for one that was made in inference mode."""
+    try:
+        return None if tensor is None else int(tensor._version)
+    except RuntimeError:
+        return None
 
 
 def kinds_of(leaves: list[Any]) -> tuple[type, ...]:

@@ -16,7 +16,15 @@ from pygraph.callables.host.host_state import HostState, random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.host.user_code import calling_line
 from pygraph.callables.inference_results import inference_among
-from pygraph.callables.observation import Form, Gradient, Observation, fate, kinds_of, watched_tensors
+from pygraph.callables.observation import (
+    Form,
+    Gradient,
+    Observation,
+    fate,
+    kinds_of,
+    version_of,
+    watched_tensors,
+)
 from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.undoing import Undo, undoing
 
@@ -58,7 +66,7 @@ def observed_call(
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     versions = _versions(arguments)
     leaves = watched_tensors(before)
-    gradients = [tensor.grad for tensor in leaves]
+    gradients = [(tensor.grad, version_of(tensor.grad)) for tensor in leaves]
     histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
     result, output, schedulers, observer = undoing(body)
@@ -117,18 +125,24 @@ def _look_back(
     before: HostState,
     observer: _engine.CallObserver,
     arguments: Arguments,
-    gradients: list[torch.Tensor | None],
+    gradients: list[tuple[torch.Tensor | None, int | None]],
     device: torch.device,
 ) -> None:
-    """Fills in what a call has used and changed. gradients: of the watched tensors, before."""
+    """Fills in what a call has used and changed. gradients: of the watched tensors, before, with their
+    versions."""
     after = seen.host = before.now()
     seen.effects = [*before.changes(after), *seen.effects]
     leaves = watched_tensors(before)
     seen.gradients = [
-        Gradient(tensor, _is_used(old, arguments, observer), fate(old, tensor.grad))
-        for tensor, old in zip(leaves, gradients, strict=True)
+        Gradient(
+            tensor,
+            is_used=_is_used(old, arguments, observer),
+            is_counted=version_of(old) != version,
+            after=fate(old, tensor.grad),
+        )
+        for tensor, (old, version) in zip(leaves, gradients, strict=True)
     ]
-    old_gradients = [gradient for gradient in gradients if gradient is not None]
+    old_gradients = [gradient for gradient, _ in gradients if gradient is not None]
     new_gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
     reachable = list(after.found.tensors.values())
     excluded = [*arguments.tensors, *old_gradients, *new_gradients]

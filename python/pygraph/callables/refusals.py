@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraph import runtime
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.observation import Observation, tensors_in
 from pygraph.callables.signature import Arguments
@@ -42,6 +43,9 @@ def of_memory(
         return f"operator {seen.state.unowned} uses memory that no tensor known from before holds"
     if seen.form.is_differentiable:  # what autograd has saved is still alive
         return _host_tensors(observer, device) or _not_differentiable(seen, before, observer)
+    hooked = _hooked(before) if observer.backward_nodes else ""
+    if hooked:
+        return hooked
     gradients = [gradient.tensor.grad for gradient in seen.gradients]
     known = [*tensors_in(seen.result), *(g for g in gradients if g is not None)]
     before.forget()  # keeps a container that the call has filled and replaced
@@ -84,6 +88,14 @@ def _not_differentiable(seen: Observation, before: HostState, observer: _engine.
     for path, tensor in before.found.tensors.items():
         if tensor.grad_fn is not None and observer.has_used(tensor):
             return f"it uses {path}, which has a history of its own in autograd; pass it as an argument"
+    return ""
+
+
+def _hooked(before: HostState) -> str:
+    """The reason if a backward in the call may have run hooks that the walk does not see, or empty."""
+    for path, tensor in before.found.tensors.items():
+        if runtime.engine().has_accumulator_hooks(tensor):
+            return f"the node that accumulates the gradient of {path} has hooks; hook the tensor"
     return ""
 
 

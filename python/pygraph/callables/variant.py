@@ -19,7 +19,7 @@ from pygraph.callables.forward_function import ForwardFunction
 from pygraph.callables.fused_numbers import FusedNumber, FusedNumbers, names_of
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.known_call import KnownCall
-from pygraph.callables.observation import Observation, watched_tensors
+from pygraph.callables.observation import Observation, version_of, watched_tensors
 from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
@@ -64,6 +64,7 @@ class Variant:
         # writing to all that they are given; autograd would not.)
         self._written_state: list[int] = []
         self._written_arguments: list[int] = []
+        self._written_gradients: list[int] = []  # among those from before that are used
         self._pattern = b""  # which tensors have gradients before a call
         self._layouts = b""  # of those gradients that it uses, by the engine
 
@@ -89,7 +90,7 @@ class Variant:
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
         layouts = _layouts_of_gradients(watched_tensors(before))
         known = [*arguments.tensors, *before.found.tensors.values()]
-        versions = [_version_of(tensor) for tensor in known]
+        versions = [version_of(tensor) for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
             make, lambda: not is_same_structure(arguments, args, kwargs), arguments, before, device
@@ -110,7 +111,7 @@ class Variant:
                 self.refusal = describe_effects(seen.effects)
         elif self.observed > 1 or not seen.refusal:
             pairs = zip(known, versions, strict=True)
-            written = [tensor for tensor, version in pairs if _version_of(tensor) != version]
+            written = [tensor for tensor, version in pairs if version_of(tensor) != version]
             self._conclude(seen, arguments, pattern, device, written)
             if self._around is not None:
                 self._layouts = b"".join(layouts.get(id(tensor), b"?") for tensor in self._around.used)
@@ -148,6 +149,8 @@ class Variant:
         self._written_arguments = [
             i for i, t in enumerate(arguments.tensors) if any(t is tensor for tensor in written)
         ]
+        used = [gradient for gradient in seen.gradients if gradient.is_used]
+        self._written_gradients = [i for i, gradient in enumerate(used) if gradient.is_counted]
         step: StepFunction
         if seen.form.is_differentiable:
             backwards = Backwards(self.name, around, self._options)
@@ -258,6 +261,7 @@ class Variant:
             "layouts": self._layouts,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
+            "written_gradients": self._written_gradients,
             "replay": partition.replay,
         }
 
@@ -271,20 +275,15 @@ class Variant:
         assert self._around is not None
         self._around.state.bump_versions(self._written_state)
         runtime.engine().bump_versions(arguments.tensors, self._written_arguments)
+        if self._written_gradients:
+            gradients = self._around.used_gradients()
+            runtime.engine().bump_versions(gradients, self._written_gradients)
 
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)
 
     def _numbers(self, host: HostState, rated: list[Rated]) -> list[FusedNumber]:
         return numbers_of(host, rated) if self._follows_numbers else []
-
-
-def _version_of(tensor: torch.Tensor) -> int | None:
-    """How often autograd was told that it was written. None for one that was made in inference mode."""
-    try:
-        return int(tensor._version)
-    except RuntimeError:
-        return None
 
 
 def _layouts_of_gradients(tensors: list[torch.Tensor]) -> dict[int, bytes]:

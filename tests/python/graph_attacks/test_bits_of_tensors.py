@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .attacked import assert_follows, open_to_this
+from .attacked import assert_follows
 
 
 def test_conjugate_bit(partitions: Any) -> None:
@@ -27,7 +27,6 @@ def test_negative_bit(partitions: Any) -> None:
     assert_follows(partitions, lambda x: x + c, change)
 
 
-@open_to_this
 def test_first_attribute_of_a_tensor(partitions: Any) -> None:
     c = torch.ones(4)
     f = lambda x: x * getattr(c, "scale", 1.0)  # noqa: E731

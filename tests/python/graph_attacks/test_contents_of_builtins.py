@@ -5,10 +5,9 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from .attacked import assert_follows, open_to_this
+from .attacked import assert_follows
 
 
-@open_to_this
 def test_factory_of_a_defaultdict(partitions: Any) -> None:
     d: Any = collections.defaultdict(lambda: 2.0)
 
@@ -18,7 +17,6 @@ def test_factory_of_a_defaultdict(partitions: Any) -> None:
     assert_follows(partitions, lambda x: x * d.default_factory(), change)
 
 
-@open_to_this
 def test_arguments_of_an_exception(partitions: Any) -> None:
     error = ValueError(2.0)
 

@@ -9,10 +9,9 @@ import torch
 
 import pygraph
 
-from .attacked import X, open_to_this, replays
+from .attacked import X, replays
 
 
-@open_to_this
 def test_a_backward_through_a_gradient_that_a_replay_has_added_to(partitions: Any) -> None:
     p = torch.nn.Parameter(torch.ones(4))
 

@@ -10,7 +10,7 @@ import torch
 
 import pygraph
 
-from .attacked import open_to_this, replays
+from .attacked import replays
 
 
 class _Program:
@@ -58,7 +58,6 @@ def test_another_layout(partitions: Any, change: Callable[[_Program], None]) -> 
             )
 
 
-@open_to_this
 def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
     p = torch.nn.Parameter(torch.ones(4))
     node = torch.autograd.graph.get_gradient_edge(p).node
@@ -75,3 +74,19 @@ def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
         graphed(x)
     node.register_prehook(lambda gradients: (3 * gradients[0],))
     assert torch.equal(graphed(x), call(x)), f"{replays(partitions)} replays"
+
+
+def test_hooks_of_the_node_that_accumulates_from_the_start(partitions: Any) -> None:
+    layer = torch.nn.Linear(4, 1, bias=False)
+    node = torch.autograd.graph.get_gradient_edge(layer.weight).node
+    scale = [3.0]
+    node.register_prehook(lambda gradients: (scale[0] * gradients[0],))
+
+    def call(x: torch.Tensor) -> None:
+        layer(x).sum().backward()
+        layer.zero_grad()
+
+    graphed = pygraph.graph(call)
+    for _ in range(8):
+        graphed(torch.arange(4.0))
+    assert any("layer.weight has hooks" in row.reason for row in pygraph.stats())

@@ -7,6 +7,7 @@ it was can have a graph (docs/explanation/whole-steps.md).
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 import sys
@@ -17,9 +18,11 @@ import torch
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables.host.reachable import reachable_from
-from pygraph.callables.host.visit_code import content_of
+from pygraph.callables.host.visit_code import OF_PYTHON, content_of
 from pygraph.callables.host.visit_containers import items_of_set
-from pygraph.callables.host.walk import Reachable
+from pygraph.callables.host.walk import Reachable, content_of_member
+
+_BASES = vars(type)["__mro__"]  # its descriptor
 
 
 class HostState:
@@ -50,6 +53,8 @@ class HostState:
             self._hold(watch.add_set, elements, items_of_set(elements))
         for cell in self.found.cells:
             self._hold(watch.add_cell, cell, content_of(cell))
+        for value, member in self.found.members:
+            self._hold(watch.add_member, value, member, content_of_member(value, member))
         for tensor in self.found.tensors.values():
             watch.add_tensor(tensor)
         for function in self.found.functions:
@@ -59,12 +64,21 @@ class HostState:
         for instance in self.found.instances:
             watch.add_instance(instance)
         for class_ in self.found.classes:
-            watch.add_class(class_)
+            if not watch.add_class(class_):
+                self._hold_contents(class_)
 
     def _hold(self, add: Callable[..., None], *parts: Any) -> None:
         """Adds something to the watch, which borrows its parts."""
         self._held.append(parts)
         add(*parts)
+
+    def _hold_contents(self, class_: type) -> None:
+        """Watches the attributes and the bases of a class that Python has no version for."""
+        (attributes,) = gc.get_referents(vars(class_))  # the dictionary behind the proxy
+        kept = {key: value for key, value in attributes.items() if key not in OF_PYTHON}
+        names = tuple(OF_PYTHON)
+        self._hold(self.watch.add_class_dict, attributes, tuple(kept), tuple(kept.values()), names)
+        self._hold(self.watch.add_member, class_, _BASES, (class_.__mro__,))
 
     def _probe(self) -> list[Any]:
         return [probe() for _, probe in self.found.probes]

@@ -49,20 +49,9 @@ def key(value: Any) -> Any:
     return (type(value), value) if type(value) in ATOMS and value == value else id(value)
 
 
-def key_of(get: Callable[[], Any]) -> Any:
-    return key(get())
-
-
 def text_of(get: Callable[[], Any]) -> str:
     """What is compared of values that are made anew each time: numbers, texts, and lists of them."""
     return repr(get())
-
-
-def slot_of(value: Any, member: Any) -> Any:
-    try:
-        return member.__get__(value)
-    except AttributeError:  # nothing was assigned yet
-        return NotImplemented  # which programs hardly assign
 
 
 def probe_of(value: Any) -> Callable[[], Any] | None:
@@ -88,6 +77,8 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, (float, int, str, bytes)):  # of a class of its own
         plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
         return lambda: plain.__repr__(value)
+    if isinstance(value, BaseException):
+        return lambda: tuple(map(key, value.args))
     if isinstance(value, decimal.Decimal):
         return _decimal_context
     if isinstance(value, queue.SimpleQueue):
@@ -111,6 +102,8 @@ def contents_of(value: Any) -> list[Any]:
         return [value.get(None)]
     if isinstance(value, slice):
         return [value.start, value.stop, value.step]
+    if isinstance(value, BaseException):
+        return list(value.args)
     if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "hasobject", False):
         return list(value.ravel().tolist())
     return []

@@ -25,7 +25,7 @@ from pygraph.callables.host.walk import Object, Walk
 CODE = (types.FunctionType, types.ModuleType, type)
 _BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
 # Of classes: what Python itself puts there, in part when it is asked for.
-_OF_PYTHON = frozenset(
+OF_PYTHON = frozenset(
     (
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__abstractmethods__"),
         *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
@@ -174,7 +174,7 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
         getattr(class_, "__doc__", None)  # gives it a version
         walk.found.classes.append(class_)
         items = list(vars(class_).items())
-        kept = {k: v for k, v in items if k not in _OF_PYTHON and not is_hook(v)}
+        kept = {k: v for k, v in items if k not in OF_PYTHON and not is_hook(v)}
         if _is_of_program(class_):
             walk.add_slot(f"{class_.__name__}#attributes", tuple(kept))
         else:

@@ -13,6 +13,8 @@ from pygraph.callables.host.walk import Walk
 # Of modules: the names of buffers that are not saved, which no forward reads.
 _UNREAD = ("_non_persistent_buffers_set",)
 
+_FACTORY: Any = vars(collections.defaultdict)["default_factory"]  # its descriptor
+
 
 def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = False) -> None:
     """attributes: whether it holds an object's, of which ``path`` is the beginning."""
@@ -34,6 +36,8 @@ def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = 
         walk.visit_later(item, names[-1])
     place = path.rstrip(".")
     walk.add_slot(f"{place}#keys", tuple(names))
+    if isinstance(value, collections.defaultdict):
+        walk.add_member(value, _FACTORY, f"{place}#factory")
     if isinstance(value, collections.OrderedDict) and len(value) > 1:  # has an order of its own
         walk.add_probe(f"{place}#order", lambda: tuple(map(probes.key, value)))
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from pygraph import runtime
 from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
@@ -25,14 +26,15 @@ _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hook
 def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
     walk.add_slot(path, Object(type(tensor), id(tensor)))
     walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
+    walk.add_slot(f"{path}.grad#hooks", runtime.engine().has_accumulator_hooks(tensor))
     if tensor.layout == torch.strided:
         layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
         walk.add_slot(f"{path}.layout", (*layout, tensor.is_conj(), tensor.is_neg()))
     walk.found.tensors[path] = tensor
     hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
     walk.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
-    if vars(tensor):
-        visit_dict(walk, vars(tensor), f"{path}.", attributes=True)
+    walk.found.instances.append(tensor)
+    visit_dict(walk, vars(tensor), f"{path}.", attributes=True)
     if probes.is_on_host(tensor):
         walk.add_probe(f"{path}#values", functools.partial(probes.values_of, tensor))
 
@@ -66,6 +68,8 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         walk.found.instances.append(value)
         _visit_attributes(walk, value, attributes, path)
     has_slots = _visit_slots(walk, value, path)
+    if has_slots and not isinstance(attributes, dict):
+        walk.found.instances.append(value)  # whose class may become another one
     probe = probes.probe_of(value)
     if probe is not None:
         walk.add_probe(path, probe)
@@ -117,9 +121,7 @@ def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
         for name, member in list(vars(class_).items()):
             if isinstance(member, types.MemberDescriptorType):
                 found = True
-                get = functools.partial(probes.slot_of, value, member)
-                walk.add_probe(f"{path}.{name}", functools.partial(probes.key_of, get))
-                visit_held(walk, [get()], f"{path}.{name}")
+                walk.add_member(value, member, f"{path}.{name}")
     return found
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pygraph.callables.host import probes
+
 
 class Unseen(RuntimeError):
     """What a callable reaches cannot be looked at: it is too much, or does not tell."""
@@ -35,6 +37,7 @@ class Reachable:
         self.lists: list[list[Any]] = []
         self.sets: list[set[Any]] = []
         self.cells: list[Any] = []  # of closures
+        self.members: list[tuple[Any, types.MemberDescriptorType]] = []  # of objects
         self.functions: list[types.FunctionType] = []
         self.instances: list[Any] = []
         self.classes: list[type] = []
@@ -42,6 +45,14 @@ class Reachable:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
         self.schedulers: dict[str, torch.optim.lr_scheduler.LRScheduler] = {}  # by path
         self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
+
+
+def content_of_member(value: Any, member: types.MemberDescriptorType) -> tuple[Any, ...]:
+    """Empty if nothing is in it."""
+    try:
+        return (member.__get__(value),)
+    except AttributeError:
+        return ()
 
 
 class Walk:
@@ -74,6 +85,14 @@ class Walk:
 
     def add_slot(self, path: str, what: Any) -> None:
         self.found.slots.append((path, what))
+
+    def add_member(self, value: Any, member: types.MemberDescriptorType, path: str) -> None:
+        """What an object has in a place of its class, such as one of ``__slots__``."""
+        content = content_of_member(value, member)
+        self.found.members.append((value, member))
+        self.add_slot(path, probes.key(content[0]) if content else "nothing was assigned yet")
+        for item in content:
+            self.visit_later(item, path)
 
     def add_probe(self, path: str, probe: Callable[[], Any]) -> None:
         self.found.probes.append((path, probe))
