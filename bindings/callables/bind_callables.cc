@@ -162,7 +162,6 @@ void bind_host_watch(py::module_& m) {
       .def(py::init<>())
       .def("add_dict_items", &HostWatch::add_dict_items)
       .def("add_whole_dict", &HostWatch::add_whole_dict)
-      .def("add_class_dict", &HostWatch::add_class_dict)
       .def("add_list", &HostWatch::add_list)
       .def("add_set", &HostWatch::add_set)
       .def("add_cell", &HostWatch::add_cell)
@@ -171,6 +170,7 @@ void bind_host_watch(py::module_& m) {
       .def("add_function", &HostWatch::add_function)
       .def("add_instance", &HostWatch::add_instance)
       .def("add_class", &HostWatch::add_class)
+      .def("add_class_contents", &HostWatch::add_class_contents)
       .def("holds", py::overload_cast<>(&HostWatch::holds))
       .def("restore", py::overload_cast<>(&HostWatch::restore));
 }

@@ -63,12 +63,6 @@ void HostWatch::add_whole_dict(const py::dict& dict, const py::tuple& keys, cons
   add(std::move(watched), keys, values);
 }
 
-void HostWatch::add_class_dict(const py::dict& dict, const py::tuple& keys, const py::tuple& values,
-                               const py::tuple& left_out) {
-  add_whole_dict(dict, keys, values, left_out);
-  dicts_.back().is_of_class = true;
-}
-
 void HostWatch::add(WatchedDict watched, const py::tuple& keys, const py::tuple& values) {
   for (size_t i = 0; i < keys.size(); ++i) {
     watched.items.emplace_back(PyTuple_GET_ITEM(keys.ptr(), i), PyTuple_GET_ITEM(values.ptr(), i));
@@ -218,6 +212,14 @@ bool HostWatch::add_class(const py::type& type) {
   return true;
 }
 
+void HostWatch::add_class_contents(const py::type& type, const py::tuple& bases,
+                                   const py::dict& dict, const py::tuple& keys,
+                                   const py::tuple& values, const py::tuple& left_out) {
+  add_whole_dict(dict, keys, values, left_out);
+  dicts_.back().is_of_class = true;
+  bases_.push_back({reinterpret_cast<PyTypeObject*>(type.ptr()), bases.ptr()});
+}
+
 bool HostWatch::dicts_hold() {
   if (changes_.is_watching()) return changed_dicts_hold();
   if (++looks_ == kLooksUntilWatched) watch_dicts();
@@ -274,9 +276,12 @@ bool HostWatch::holds_beside_tensors() {
                return (place != nullptr ? *place : attributes_of(watched.instance)) ==
                       watched.attributes;
              }) &&
-         std::ranges::all_of(classes_, [](const Class& watched) {
-           return watched.type->tp_version_tag == watched.version;
-         });
+         std::ranges::all_of(classes_,
+                             [](const Class& watched) {
+                               return watched.type->tp_version_tag == watched.version;
+                             }) &&
+         std::ranges::all_of(
+             bases_, [](const Bases& watched) { return watched.type->tp_mro == watched.bases; });
 }
 
 void HostWatch::restore() {

@@ -37,9 +37,6 @@ class HostWatch {
   // those of `left_out`.
   void add_whole_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
                       const pybind11::tuple& values, const pybind11::tuple& left_out);
-  // As that, for the dictionary behind a class, which is not restored: only Python may write to it.
-  void add_class_dict(const pybind11::dict& dict, const pybind11::tuple& keys,
-                      const pybind11::tuple& values, const pybind11::tuple& left_out);
   void add_list(const pybind11::list& list, const pybind11::tuple& items);
   // `items`: in the set's own order. A set is not restored.
   void add_set(const pybind11::set& set, const pybind11::tuple& items);
@@ -59,6 +56,11 @@ class HostWatch {
   // Python has no version for it: since 3.13, a class has 1000 at most, and all classes together
   // 131 071.
   bool add_class(const pybind11::type& type);
+  // Watches its attributes and bases themselves, which are not restored. `bases`: its `__mro__`.
+  // `dict`: the dictionary behind its `__dict__`; the others as of add_whole_dict().
+  void add_class_contents(const pybind11::type& type, const pybind11::tuple& bases,
+                          const pybind11::dict& dict, const pybind11::tuple& keys,
+                          const pybind11::tuple& values, const pybind11::tuple& left_out);
 
   // Whether everything is as it was when it was added.
   bool holds() { return holds_beside_tensors() && tensors_hold(); }
@@ -115,6 +117,10 @@ class HostWatch {
     PyTypeObject* type;
     unsigned version;
   };
+  struct Bases {
+    PyTypeObject* type;
+    PyObject* bases;
+  };
   static bool holds(const Member& watched);
   static Tensor describe(PyObject* tensor, size_t layout);
   static std::array<PyObject*, 3> parts_of(PyObject* function);
@@ -150,6 +156,7 @@ class HostWatch {
   std::vector<Instance> instances_;
   std::vector<Attributes> attributes_;
   std::vector<Class> classes_;
+  std::vector<Bases> bases_;  // of classes without versions
 };
 
 }  // namespace pygraph::bindings

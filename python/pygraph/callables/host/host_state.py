@@ -22,8 +22,6 @@ from pygraph.callables.host.visit_code import OF_PYTHON, content_of
 from pygraph.callables.host.visit_containers import items_of_set
 from pygraph.callables.host.walk import Reachable, content_of_member
 
-_BASES = vars(type)["__mro__"]  # its descriptor
-
 
 class HostState:
     """What a callable can read on the host, as it is when this is made. Not thread-safe."""
@@ -76,9 +74,9 @@ class HostState:
         """Watches the attributes and the bases of a class that Python has no version for."""
         (attributes,) = gc.get_referents(vars(class_))  # the dictionary behind the proxy
         kept = {key: value for key, value in attributes.items() if key not in OF_PYTHON}
-        names = tuple(OF_PYTHON)
-        self._hold(self.watch.add_class_dict, attributes, tuple(kept), tuple(kept.values()), names)
-        self._hold(self.watch.add_member, class_, _BASES, (class_.__mro__,))
+        keys, values, left_out = tuple(kept), tuple(kept.values()), tuple(OF_PYTHON)
+        add = self.watch.add_class_contents
+        self._hold(add, class_, class_.__mro__, attributes, keys, values, left_out)
 
     def _probe(self) -> list[Any]:
         return [probe() for _, probe in self.found.probes]
