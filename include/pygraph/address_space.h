@@ -55,14 +55,18 @@ class AddressSpace {
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;
 
-  void poison();     // fills the pages; waits for the device
-  bool untouched();  // whether the pages still hold the poison; waits for the device
+  // Fills the pages, and waits for the device; except for those that untouched() has found to hold
+  // the poison meanwhile. A write that comes in between is left for the next untouched() to see.
+  void poison();
+  // Whether the pages still hold the poison; waits for the device.
+  bool untouched();
 
  private:
   struct Page {
     uint64_t size = 0;
     abi::MemoryHandle handle = 0;
-    uint64_t address = 0;  // the first that is mapped to it; 0 if none is
+    uint64_t address = 0;       // the first that is mapped to it; 0 if none is
+    bool is_untouched = false;  // by the last check, and not poisoned since
   };
   struct Region {  // in one half of the range, mapped to its pages over and over
     uint64_t begin;
