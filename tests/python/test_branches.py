@@ -12,7 +12,7 @@ import torch
 from pygraph import runtime
 from pygraph.record.kernel_access import accesses_of, letters_of
 from pygraph.record.recorder import Recording, link_branched
-from pygraph.select.trial import Sample
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing
 from pygraph.verify import branches, verify
 from pygraph.verify import rehearsal as rehearsal_module
 from pygraph.verify.rehearsal import Rehearsal
@@ -147,14 +147,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _quick_check(
-    chain: FakeGraph, branched: FakeGraph, uncaptured: FakeGraph | None = None
+    chain: FakeGraph,
+    branched: FakeGraph,
+    uncaptured: FakeGraph | None = None,
+    kept: Decision | None = None,
 ) -> tuple[verify.Verification, Recording]:
-    """uncaptured: what the function itself does; it adds one unless given."""
+    """uncaptured: what the function itself does; it adds one unless given. kept: of an earlier
+    process."""
     itself = uncaptured or _Graph(1, 1.0)
     recording = Recording(chain, StandIns(), [], branched=branched)
     args = [torch.arange(4)]
     rehearsal = Rehearsal(lambda args: itself.replay(args, True), args, recording, frozenset())
-    return verify.quick_check(rehearsal), recording
+    return verify.quick_check(rehearsal, kept), recording
 
 
 def test_the_faster_layout_of_a_graph_is_kept(gpu: None) -> None:
@@ -167,6 +171,29 @@ def test_the_faster_layout_of_a_graph_is_kept(gpu: None) -> None:
         assert recording.graph is kept
         assert recording.branched is None
         assert dropped.released == 1
+
+
+_TIMING = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+_BRANCHED = Decision(REPLAYED, {UNCAPTURED: _TIMING, REPLAYED: _TIMING}, branches=True)
+
+
+def test_branches_that_were_faster_in_an_earlier_process_are_not_timed(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Any] = []
+    monkeypatch.setattr(Rehearsal, "timer", lambda self, graph: timed.append(graph))
+    branched = _Graph(1, 2.0)
+    _, recording = _quick_check(_Graph(1, 1.0), branched, kept=_BRANCHED)
+    assert recording.graph is branched
+    assert branched.replays == 3  # compared as ever
+    assert timed == []
+
+
+def test_an_earlier_process_says_nothing_of_the_results_of_branches(gpu: None) -> None:
+    chain = _Graph(1, 1.0)
+    result, recording = _quick_check(chain, _Graph(2, 0.5), kept=_BRANCHED)
+    assert not result.failure
+    assert recording.graph is chain
 
 
 class _Chancy(_Graph):
