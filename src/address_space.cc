@@ -4,7 +4,6 @@
 #include <array>
 #include <mutex>
 #include <span>
-#include <utility>
 
 #include "pygraph/alignment.h"
 #include "pygraph/handles.h"
@@ -225,12 +224,12 @@ void AddressSpace::poison() {
   const Staging staging(driver_);
   for (Region& region : regions_) {
     for (Page& page : region.pages) {
-      // What was found untouched is checked again after the replay that follows.
-      if (page.address == 0 || std::exchange(page.is_untouched, false)) continue;
+      if (page.address == 0 || page.is_filled) continue;
       std::ranges::fill(staging.words(), region.poison);
       staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
         PYGRAPH_CHECK(driver_, copy_to_device(address, words.data(), words.size_bytes()));
       });
+      page.is_filled = true;
     }
   }
 }
@@ -246,7 +245,7 @@ bool AddressSpace::untouched() {
         PYGRAPH_CHECK(driver_, copy_to_host(words.data(), address, words.size_bytes()));
         for (const uint64_t word : words) difference |= word ^ region.poison;
       });
-      page.is_untouched = difference == 0;
+      page.is_filled &= difference == 0;
       all |= difference;
     }
   }

@@ -55,18 +55,19 @@ class AddressSpace {
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;
 
-  // Fills the pages, and waits for the device; except for those that untouched() has found to hold
-  // the poison meanwhile. A write that comes in between is left for the next untouched() to see.
+  // Fills the pages that have not been filled so far, or that untouched() has found written since;
+  // waits for the device.
   void poison();
-  // Whether the pages still hold the poison; waits for the device.
+  // Whether the pages still hold the poison; waits for the device. Sees all writes since they were
+  // filled.
   bool untouched();
 
  private:
   struct Page {
     uint64_t size = 0;
     abi::MemoryHandle handle = 0;
-    uint64_t address = 0;       // the first that is mapped to it; 0 if none is
-    bool is_untouched = false;  // by the last check, and not poisoned since
+    uint64_t address = 0;    // the first that is mapped to it; 0 if none is
+    bool is_filled = false;  // with poison, and not found written since
   };
   struct Region {  // in one half of the range, mapped to its pages over and over
     uint64_t begin;

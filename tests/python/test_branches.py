@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from pygraph.verify import branches, verify
 from pygraph.verify import rehearsal as rehearsal_module
 from pygraph.verify.rehearsal import Rehearsal
 
-from .fake_engine import FakeGraph, StandIns
+from .fake_engine import FakeGraph, StandIns, Writing
 
 _MIB = 1 << 20
 
@@ -151,11 +152,12 @@ def _quick_check(
     branched: FakeGraph,
     uncaptured: FakeGraph | None = None,
     kept: Decision | None = None,
+    pair: StandIns | None = None,
 ) -> tuple[verify.Verification, Recording]:
     """uncaptured: what the function itself does; it adds one unless given. kept: of an earlier
-    process."""
+    process. pair: the memory that was recorded with."""
     itself = uncaptured or _Graph(1, 1.0)
-    recording = Recording(chain, StandIns(), [], branched=branched)
+    recording = Recording(chain, pair or StandIns(), [], branched=branched)
     args = [torch.arange(4)]
     rehearsal = Rehearsal(lambda args: itself.replay(args, True), args, recording, frozenset())
     return verify.quick_check(rehearsal, kept), recording
@@ -239,6 +241,18 @@ def test_a_layout_with_other_results_is_dropped_and_the_chain_used(gpu: None) ->
     result, recording = _quick_check(chain, _Graph(2, 0.5))
     assert not result.failure
     assert recording.graph is chain
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_only_branches_write_is_not_the_chains_mistake(gpu: None, number: int) -> None:
+    """Nor where the chain is checked thoroughly afterwards."""
+    chain, pair = FakeGraph(), StandIns()
+    kept = dataclasses.replace(_BRANCHED, suspects=(0,))
+    result, recording = _quick_check(chain, Writing(pair, number), kept=kept, pair=pair)
+    assert not result.failure
+    assert recording.graph is chain
+    assert chain.replays == 2 + 3  # the quick check's, and the thorough one's
+    assert pair.checks == 3
 
 
 class _Failing(_Graph):

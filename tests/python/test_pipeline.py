@@ -23,7 +23,7 @@ from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 from pygraph.verify import verify
 from pygraph.verify.rehearsal import Rehearsal
 
-from .fake_engine import FakeGraph, StandIns, add_one
+from .fake_engine import FakeGraph, StandIns, Writing, add_one
 from .stand_ins import INFO, FullGpu
 
 
@@ -167,7 +167,8 @@ def test_a_stream_that_a_graph_cannot_be_replayed_on_yet_refuses_nothing(
 
 def test_a_graph_that_does_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(request: Request) -> Recording:
-        return Recording(FakeGraph(), StandIns(is_untouched=False), [])
+        pair = StandIns()
+        return Recording(Writing(pair), pair, [])
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)

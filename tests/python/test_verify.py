@@ -16,7 +16,7 @@ from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 from pygraph.verify import verify
 from pygraph.verify.rehearsal import POISON_ONES, Rehearsal
 
-from .fake_engine import FakeGraph, Function, StandIns, add_one
+from .fake_engine import FakeGraph, Function, StandIns, Writing, add_one
 from .stand_ins import verify_on_the_cpu
 
 
@@ -230,8 +230,21 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 
 @pytest.mark.usefixtures("stream")
 def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
-    pair = StandIns(is_untouched=False)
-    assert "memory it was recorded with" in _checked(FakeGraph(), [], pair).failure
+    pair = StandIns()
+    assert "memory it was recorded with" in _checked(Writing(pair), [], pair).failure
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_write_of_any_replay_is_seen(number: int) -> None:
+    pair = StandIns()
+    graph = Writing(pair, number)
+    kept = dataclasses.replace(_KEPT, suspects=(0,))
+    result = verify.verify(_rehearsal(graph, pair=pair), kept=kept)
+    assert "memory it was recorded with" in result.failure
+    pair = StandIns()
+    if number < 4:
+        assert "memory it was recorded with" in _checked(Writing(pair, number), [0], pair).failure
 
 
 @pytest.mark.usefixtures("stream")

@@ -137,6 +137,7 @@ def _replay_once(rehearsal: Rehearsal, in_bits: bool) -> tuple[Sequence[Any], li
     """Returns what is to be compared, the results or their fingerprints, and the fingerprints. A
     function of its own so that nothing keeps the results where they do not fit beside fingerprints."""
     replayed = rehearsal.replay(rehearsal.recording.graph, POISON_ONES)
+    rehearsal.check_stand_ins()
     bits = fingerprints(replayed)
     return (replayed if in_bits else bits), bits
 
@@ -183,13 +184,16 @@ def _check_branches(
         found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
         return {i for i, value in enumerate(expected) if found[i] != value}
 
-    by_chance = changes(chain)
     changed = set[int]()
-    for _ in range(_BRANCHED_RUNS):
-        changed |= changes(branched)
-    if not changed <= by_chance:
-        for _ in range(_DISTURBED_RUNS):
-            by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
+    try:
+        by_chance = changes(chain)
+        for _ in range(_BRANCHED_RUNS):
+            changed |= changes(branched)
+        if not changed <= by_chance:
+            for _ in range(_DISTURBED_RUNS):
+                by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
+    finally:  # what branches write is not the chain's mistake: later checks must not find it
+        rehearsal.check_stand_ins()
     if not changed <= by_chance or len(by_chance) == len(expected):
         changed -= by_chance
         raise VerificationError(
@@ -231,6 +235,7 @@ def _mismatches(rehearsal: Rehearsal, suspects: Sequence[int]) -> Sequence[Misma
     mismatches = _compare(rehearsal, suspects)
     if mismatches and rehearsal.recording.graph.donated:
         mismatches = _compare(rehearsal, suspects, gives_away=False)
+    rehearsal.check_stand_ins()
     return mismatches
 
 
