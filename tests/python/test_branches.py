@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import fingerprints
 from pygraph.record.kernel_access import accesses_of, letters_of
 from pygraph.record.recorder import Recording, link_branched
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing
@@ -196,6 +197,19 @@ def test_an_earlier_process_says_nothing_of_the_results_of_branches(gpu: None) -
     result, recording = _quick_check(chain, _Graph(2, 0.5), kept=_BRANCHED)
     assert not result.failure
     assert recording.graph is chain
+
+
+def test_small_results_need_no_fingerprints(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels are loaded at their first launch, which takes longer than the comparison."""
+
+    def compute(*of: object) -> None:
+        raise AssertionError("a fingerprint")
+
+    monkeypatch.setattr(fingerprints.Fingerprints, "add", compute)
+    branched = _Graph(1, 0.5)
+    result, recording = _quick_check(_Graph(1, 1.0), branched)
+    assert (result.failure, list(result.suspects)) == ("", [])
+    assert recording.graph is branched
 
 
 class _Chancy(_Graph):

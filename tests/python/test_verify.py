@@ -13,7 +13,7 @@ from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.record.recorder import Recording
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
-from pygraph.verify import verify
+from pygraph.verify import bits, verify
 from pygraph.verify.rehearsal import POISON_ONES, Rehearsal
 
 from .fake_engine import FakeGraph, Function, StandIns, Writing, add_one
@@ -264,6 +264,26 @@ def test_writes_of_rehearsals_count_for_none_of_the_calls_tensors() -> None:
 
 
 @pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("limit", [15, 16])
+def test_large_results_are_not_kept_until_the_call(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Nor those that are no outputs: inputs that the graph writes."""
+    replayed: list[weakref.ref[torch.Tensor]] = []
+
+    def tracked(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        result = args[0] + 1
+        replayed.append(weakref.ref(result))
+        return [result]
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        assert (replayed[0]() is not None) == (limit == 16)
+        return [args[0] + 1]
+
+    monkeypatch.setattr(verify, "LARGE_BYTES", limit)
+    result = verify.quick_check(_rehearsal(FakeGraph(tracked), function))
+    assert (result.failure, list(result.suspects)) == ("", [])
+
+
+@pytest.mark.usefixtures("stream")
 def test_results_that_do_not_fit_beside_their_fingerprints_are_gone_before_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,6 +299,6 @@ def test_results_that_do_not_fit_beside_their_fingerprints_are_gone_before_the_c
         assert replayed and all(result() is None for result in replayed)
         return [x + 1]
 
-    monkeypatch.setattr(verify, "fingerprints", fingerprints)
-    result = verify.quick_check(_rehearsal(FakeGraph(), function))
+    monkeypatch.setattr(bits, "fingerprints", fingerprints)
+    result = verify.quick_check(_rehearsal(FakeGraph(output_bytes=1 << 40), function))
     assert result.failure == "verification ran out of memory"

@@ -25,14 +25,13 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
-from pygraph.gpu.fingerprints import fingerprints
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.select.trial import Decision
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.bits import LARGE_BYTES, differing
+from pygraph.verify.bits import LARGE_BYTES, differing, summary
 from pygraph.verify.compare import Comparison, Mismatch
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
@@ -102,19 +101,18 @@ def quick_check(rehearsal: Rehearsal, kept: Decision | None = None) -> Verificat
     they are likely to differ. Its layout needs no timing.
     """
     recording = rehearsal.recording
-    seen: Sequence[Any] = ()
+    seen = _Seen((), in_bits=True)
     failed: Verification | None = None
     known: Sequence[int] = kept.suspects if kept is not None else ()
     mismatches: Sequence[Mismatch] = ()
-    in_bits = recording.graph.output_bytes <= LARGE_BYTES
     try:
-        seen, bits = _replay_once(rehearsal, in_bits)
+        seen = _replay_once(rehearsal)
         if recording.branched is not None:
             is_faster = kept is not None and kept.branches is True
             recording.use(
-                _choose_layout(rehearsal, recording.graph, recording.branched, bits, is_faster)
+                _choose_layout(rehearsal, recording.graph, recording.branched, seen, is_faster)
             )
-        known = [i for i in known if i < len(bits)]
+        known = [i for i in known if i < len(seen.results)]
         if known:
             mismatches = _mismatches(rehearsal, known)
     except Exception as error:
@@ -126,38 +124,52 @@ def quick_check(rehearsal: Rehearsal, kept: Decision | None = None) -> Verificat
     if mismatches:
         return Verification(outputs, _describe_mismatches(mismatches, known, len(results)))
     try:
-        suspects = [i for i in differing(seen, results, in_bits) if i not in known]
+        suspects = [i for i in seen.differing(results) if i not in known]
         return Verification(outputs, suspects=suspects)
     except Exception as error:
         signal_exceptions.pass_on(error)
         return dataclasses.replace(_failed(error), outputs=outputs)
 
 
-def _replay_once(rehearsal: Rehearsal, in_bits: bool) -> tuple[Sequence[Any], list[int]]:
-    """Returns what is to be compared, the results or their fingerprints, and the fingerprints. A
-    function of its own so that nothing keeps the results where they do not fit beside fingerprints."""
-    replayed = rehearsal.replay(rehearsal.recording.graph, POISON_ONES)
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What is kept of a replay's results: themselves (``in_bits``), or their fingerprints."""
+
+    results: Sequence[Any]
+    in_bits: bool
+
+    def differing(self, results: Sequence[torch.Tensor]) -> list[int]:
+        """Positions of results of another run that differ."""
+        return differing(self.results, results, self.in_bits)
+
+
+def _replay_once(rehearsal: Rehearsal) -> _Seen:
+    """A function of its own so that nothing keeps the results where they do not fit beside
+    fingerprints."""
+    graph = rehearsal.recording.graph
+    replayed = rehearsal.replay(graph, POISON_ONES)
     rehearsal.check_stand_ins()
-    bits = fingerprints(replayed)
-    return (replayed if in_bits else bits), bits
+    # (Inputs that are written count as results, and are no outputs.)
+    in_bits = max(graph.output_bytes, sum(t.nbytes for t in replayed)) <= LARGE_BYTES
+    return _Seen(summary(replayed, in_bits), in_bits)
 
 
 def _choose_layout(
     rehearsal: Rehearsal,
     chain: _engine.CapturedGraph,
     branched: _engine.CapturedGraph,
-    expected: Sequence[int],
+    seen: _Seen,
     is_faster: bool,
 ) -> _engine.CapturedGraph:
     """Returns the layout to use: branches if their results are the chain's, and they are faster.
 
-    is_faster: whether an earlier process has found them to be faster.
+    seen: a replay of the chain. is_faster: whether an earlier process has found them to be faster.
     """
     if not branches.is_worth_its_memory(chain, branched):
         return chain
     chosen = chain
     try:
-        _check_branches(rehearsal, chain, branched, expected)
+        _check_branches(rehearsal, chain, branched, seen)
         if is_faster or branches.is_faster(rehearsal.timer(chain), rehearsal.timer(branched)):
             chosen = branched
     except Exception as error:  # the chain may be right all the same
@@ -172,7 +184,7 @@ def _check_branches(
     rehearsal: Rehearsal,
     chain: _engine.CapturedGraph,
     branched: _engine.CapturedGraph,
-    expected: Sequence[int],
+    seen: _Seen,
 ) -> None:
     """Raises VerificationError if branches change results that are deterministic in the chain.
 
@@ -180,9 +192,8 @@ def _check_branches(
     """
 
     def changes(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
-        """Positions of results whose fingerprints differ in one more replay."""
-        found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
-        return {i for i, value in enumerate(expected) if found[i] != value}
+        """Positions of results that differ in one more replay."""
+        return set(seen.differing(rehearsal.replay(graph, POISON_ONES, load=load)))
 
     changed = set[int]()
     try:
@@ -194,10 +205,10 @@ def _check_branches(
                 by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
     finally:  # what branches write is not the chain's mistake: later checks must not find it
         rehearsal.check_stand_ins()
-    if not changed <= by_chance or len(by_chance) == len(expected):
+    if not changed <= by_chance or len(by_chance) == len(seen.results):
         changed -= by_chance
         raise VerificationError(
-            f"of {len(expected)} results, branches changed {len(changed)}, "
+            f"of {len(seen.results)} results, branches changed {len(changed)}, "
             f"and {len(by_chance)} are left to chance"
         )
 
