@@ -44,8 +44,8 @@ uint64_t irregular_start(uint64_t half, uint64_t granularity) {
 }
 
 // Host memory through which the content of pages is copied, piece by piece. Pinned, because
-// copies from and to pageable memory take several times as long, and verification makes eight of
-// them per graph; pageable if there is no pinned memory. One piece for the process, never freed.
+// copies from and to pageable memory take several times as long, and verification makes several
+// of them per graph; pageable if there is no pinned memory. One piece for the process, never freed.
 class Staging {
  public:
   explicit Staging(const Driver& driver) : lock_(mutex()) {
@@ -222,30 +222,34 @@ void AddressSpace::retain(const std::vector<Range>& pieces) noexcept {
 
 void AddressSpace::poison() {
   const Staging staging(driver_);
-  for (const Region& region : regions_) {
-    std::ranges::fill(staging.words(), region.poison);
-    for (const Page& page : region.pages) {
-      if (page.address == 0) continue;
+  for (Region& region : regions_) {
+    for (Page& page : region.pages) {
+      if (page.address == 0 || page.is_filled) continue;
+      std::ranges::fill(staging.words(), region.poison);
       staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
         PYGRAPH_CHECK(driver_, copy_to_device(address, words.data(), words.size_bytes()));
       });
+      page.is_filled = true;
     }
   }
 }
 
 bool AddressSpace::untouched() {
   const Staging staging(driver_);
-  uint64_t difference = 0;
-  for (const Region& region : regions_) {
-    for (const Page& page : region.pages) {
+  uint64_t all = 0;
+  for (Region& region : regions_) {
+    for (Page& page : region.pages) {
       if (page.address == 0) continue;
+      uint64_t difference = 0;
       staging.for_each_piece(page.address, page.size, [&](uint64_t address, auto words) {
         PYGRAPH_CHECK(driver_, copy_to_host(words.data(), address, words.size_bytes()));
         for (const uint64_t word : words) difference |= word ^ region.poison;
       });
+      page.is_filled &= difference == 0;
+      all |= difference;
     }
   }
-  return difference == 0;
+  return all == 0;
 }
 
 }  // namespace pygraph

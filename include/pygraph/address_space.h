@@ -55,14 +55,19 @@ class AddressSpace {
   Range range() const { return {base_, capacity_}; }
   uint64_t mapped_bytes() const;
 
-  void poison();     // fills the pages; waits for the device
-  bool untouched();  // whether the pages still hold the poison; waits for the device
+  // Fills the pages that have not been filled so far, or that untouched() has found written since;
+  // waits for the device.
+  void poison();
+  // Whether the pages still hold the poison; waits for the device. Sees all writes since they were
+  // filled.
+  bool untouched();
 
  private:
   struct Page {
     uint64_t size = 0;
     abi::MemoryHandle handle = 0;
-    uint64_t address = 0;  // the first that is mapped to it; 0 if none is
+    uint64_t address = 0;    // the first that is mapped to it; 0 if none is
+    bool is_filled = false;  // with poison, and not found written since
   };
   struct Region {  // in one half of the range, mapped to its pages over and over
     uint64_t begin;

@@ -1,5 +1,6 @@
 """Information for PyTorch's compiler: PyGraph's own operators (bindings/tensors/operators.cc), and
-operators that cannot be in graphs.
+operators that cannot be in graphs. What the compiler needs to trace the former is in
+:mod:`pygraph.fx_passes.fake_operators`.
 """
 
 from __future__ import annotations
@@ -32,18 +33,3 @@ def outside_of_graphs() -> list[str]:
 
 
 runtime.engine()  # registers the operators
-
-
-@torch.library.register_fake("pygraph::to_device")  # type: ignore[untyped-decorator]
-def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(host, device=device)
-
-
-@torch.library.register_fake("pygraph::scalars_to_device")  # type: ignore[untyped-decorator]
-def _scalars_to_device(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    return torch.empty(len(scalars), dtype=scalars[0].dtype, device=device)
-
-
-@torch.library.register_fake("pygraph::keep_on_cpu")  # type: ignore[untyped-decorator]
-def _keep_on_cpu(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)

@@ -13,17 +13,20 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 struct Counted {
   decltype(Driver::memory_create) create = nullptr;
   decltype(Driver::memory_map) map = nullptr;
+  decltype(Driver::copy_to_device) fill = nullptr;
   uint64_t bytes = 0;
   int mappings = 0;
+  int filled = 0;
 };
 Counted counted;
 
 class AddressSpaceTest : public DeviceTest {};
 
-// A driver's table that counts mappings, and the bytes of device memory that are asked for: what
-// the device has left is others' doing, too.
+// A driver's table that counts mappings, copies to the device, and the bytes of device memory that
+// are asked for: what the device has left is others' doing, too.
 Driver counting(const Driver& driver) {
-  counted = {.create = driver.memory_create, .map = driver.memory_map};
+  counted = {
+      .create = driver.memory_create, .map = driver.memory_map, .fill = driver.copy_to_device};
   Driver table = driver;
   table.memory_create = [](abi::MemoryHandle* handle, size_t size,
                            const abi::MemoryAllocationProperties* properties, uint64_t flags) {
@@ -34,6 +37,10 @@ Driver counting(const Driver& driver) {
                         abi::MemoryHandle handle, uint64_t flags) {
     ++counted.mappings;
     return counted.map(address, size, offset, handle, flags);
+  };
+  table.copy_to_device = [](abi::DevicePointer to, const void* from, size_t size) {
+    ++counted.filled;
+    return counted.fill(to, from, size);
   };
   return table;
 }
@@ -201,6 +208,51 @@ TEST_F(AddressSpaceTest, AWriteThroughAnyAddressIsSeen) {
   const float value = 7;
   device.write_bytes(address, &value, sizeof value);
   EXPECT_FALSE(space.untouched());
+}
+
+TEST_F(AddressSpaceTest, PagesAreFilledOnceUnlessTheyAreFoundWritten) {
+  const Driver table = counting(driver);
+  AddressSpace space(table, 0, 64 * kMiB, 512);
+  const uint64_t address = space.allocate(4096, 0, Content::kOther);
+  space.poison();
+  EXPECT_GE(counted.filled, 1);
+  EXPECT_TRUE(space.untouched());
+  counted.filled = 0;
+  space.poison();
+  EXPECT_EQ(counted.filled, 0);
+  EXPECT_TRUE(space.untouched());
+  const float value = 7;
+  device.write_bytes(address, &value, sizeof value);
+  EXPECT_FALSE(space.untouched());
+  space.poison();
+  EXPECT_GE(counted.filled, 1);
+  EXPECT_TRUE(space.untouched());
+}
+
+TEST_F(AddressSpaceTest, AWriteIsSeenByACheckThatComesLater) {
+  for (const bool is_checked_before : {true, false}) {
+    AddressSpace space(driver, 0, 64 * kMiB, 512);
+    const uint64_t address = space.allocate(4096, 0, Content::kOther);
+    space.poison();
+    if (is_checked_before) {
+      EXPECT_TRUE(space.untouched());
+    }
+    const float value = 7;
+    device.write_bytes(address, &value, sizeof value);
+    space.poison();  // for another replay
+    EXPECT_FALSE(space.untouched());
+  }
+}
+
+TEST_F(AddressSpaceTest, PagesThatAreNewAreFilled) {
+  AddressSpace space(driver, 0, 64 * kMiB, 512);
+  space.allocate(4096, 0, Content::kOther);
+  space.poison();
+  EXPECT_TRUE(space.untouched());
+  const uint64_t address = space.allocate(4096, 0, Content::kFloating);
+  space.poison();
+  for (const float value : device.read_floats(address, 16)) EXPECT_NE(value, value);
+  EXPECT_TRUE(space.untouched());
 }
 
 TEST_F(AddressSpaceTest, AWriteAnywhereInALargeAllocationIsSeen) {

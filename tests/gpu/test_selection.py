@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,37 @@ def test_a_decision_is_remembered_on_disk(
         assert second.replays == 2  # the one that verified, and the third call
     else:
         assert second.capture_seconds == 0
+
+
+class Wide(nn.Module):
+    """Products that do not need each other's results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.relu(layer(x)) for layer in self.layers])
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_what_is_kept_of_a_graph_shortens_the_next_verification(tmp_path: Path, branches: bool) -> None:
+    x = torch.randn(8, 64, device="cuda")
+    _, model = _compiled(Wide())
+    _calls(model, x)
+    (path,) = (tmp_path / "pygraph").glob("v*/*.json")
+    data = json.loads(path.read_text())
+    assert data["suspects"] == [] and data["branches"] == (pygraph.stats()[0].lanes > 1)
+    path.write_text(json.dumps({**data, "suspects": [0, 7], "branches": branches}))
+    torch._dynamo.reset()
+    runtime.partitions.clear()
+    module, model = _compiled(Wide())
+    torch.testing.assert_close(_calls(model, x, 3), module(x))
+    (graph,) = pygraph.stats()
+    assert graph.state == "captured"
+    assert (graph.lanes > 1) == branches
+    # Those of the quick check (three of branches), three of the thorough one, and the third call.
+    assert graph.replays == (3 if branches else 1) + 3 + 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])

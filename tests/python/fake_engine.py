@@ -97,15 +97,37 @@ class FakeGraph(Base):
 
 
 class StandIns:
-    """The memory that a recording was made with, which replays leave alone, or not."""
+    """The memory that a recording was made with, which replays leave alone, or write. As the engine's,
+    it is filled once, and again after it was found written."""
 
-    def __init__(self, is_untouched: bool = True) -> None:
-        self.is_untouched = is_untouched
+    def __init__(self) -> None:
         self.error: Exception | None = None  # that poisoning it raises
+        self.checks = 0
+        self._is_filled = self._is_written = False
 
     def poison(self) -> None:
         if self.error is not None:
             raise self.error
+        if not self._is_filled:
+            self._is_filled, self._is_written = True, False
+
+    def write(self) -> None:
+        self._is_written = True
 
     def untouched(self) -> bool:
-        return self.is_untouched
+        self.checks += 1
+        self._is_filled &= not self._is_written
+        return not self._is_written
+
+
+class Writing(FakeGraph):
+    """A graph of which one replay, by its number, writes to the memory that it was recorded with."""
+
+    def __init__(self, pair: StandIns, number: int = 1, **members: Any) -> None:
+        super().__init__(self._write, **members)
+        self._pair, self._number = pair, number
+
+    def _write(self, args: list[Any]) -> list[Any]:
+        if self.replays == self._number:
+            self._pair.write()
+        return add_one(args)

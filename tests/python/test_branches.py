@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,15 @@ import pytest
 import torch
 
 from pygraph import runtime
+from pygraph.gpu import fingerprints
 from pygraph.record.kernel_access import accesses_of, letters_of
 from pygraph.record.recorder import Recording, link_branched
-from pygraph.select.trial import Sample
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample, Timing
 from pygraph.verify import branches, verify
 from pygraph.verify import rehearsal as rehearsal_module
 from pygraph.verify.rehearsal import Rehearsal
 
-from .fake_engine import FakeGraph, StandIns
+from .fake_engine import FakeGraph, StandIns, Writing
 
 _MIB = 1 << 20
 
@@ -147,14 +149,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _quick_check(
-    chain: FakeGraph, branched: FakeGraph, uncaptured: FakeGraph | None = None
+    chain: FakeGraph,
+    branched: FakeGraph,
+    uncaptured: FakeGraph | None = None,
+    kept: Decision | None = None,
+    pair: StandIns | None = None,
 ) -> tuple[verify.Verification, Recording]:
-    """uncaptured: what the function itself does; it adds one unless given."""
+    """uncaptured: what the function itself does; it adds one unless given. kept: of an earlier
+    process. pair: the memory that was recorded with."""
     itself = uncaptured or _Graph(1, 1.0)
-    recording = Recording(chain, StandIns(), [], branched=branched)
+    recording = Recording(chain, pair or StandIns(), [], branched=branched)
     args = [torch.arange(4)]
     rehearsal = Rehearsal(lambda args: itself.replay(args, True), args, recording, frozenset())
-    return verify.quick_check(rehearsal), recording
+    return verify.quick_check(rehearsal, kept), recording
 
 
 def test_the_faster_layout_of_a_graph_is_kept(gpu: None) -> None:
@@ -167,6 +174,42 @@ def test_the_faster_layout_of_a_graph_is_kept(gpu: None) -> None:
         assert recording.graph is kept
         assert recording.branched is None
         assert dropped.released == 1
+
+
+_TIMING = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+_BRANCHED = Decision(REPLAYED, {UNCAPTURED: _TIMING, REPLAYED: _TIMING}, branches=True)
+
+
+def test_branches_that_were_faster_in_an_earlier_process_are_not_timed(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Any] = []
+    monkeypatch.setattr(Rehearsal, "timer", lambda self, graph: timed.append(graph))
+    branched = _Graph(1, 2.0)
+    _, recording = _quick_check(_Graph(1, 1.0), branched, kept=_BRANCHED)
+    assert recording.graph is branched
+    assert branched.replays == 3  # compared as ever
+    assert timed == []
+
+
+def test_an_earlier_process_says_nothing_of_the_results_of_branches(gpu: None) -> None:
+    chain = _Graph(1, 1.0)
+    result, recording = _quick_check(chain, _Graph(2, 0.5), kept=_BRANCHED)
+    assert not result.failure
+    assert recording.graph is chain
+
+
+def test_small_results_need_no_fingerprints(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels are loaded at their first launch, which takes longer than the comparison."""
+
+    def compute(*of: object) -> None:
+        raise AssertionError("a fingerprint")
+
+    monkeypatch.setattr(fingerprints.Fingerprints, "add", compute)
+    branched = _Graph(1, 0.5)
+    result, recording = _quick_check(_Graph(1, 1.0), branched)
+    assert (result.failure, list(result.suspects)) == ("", [])
+    assert recording.graph is branched
 
 
 class _Chancy(_Graph):
@@ -212,6 +255,18 @@ def test_a_layout_with_other_results_is_dropped_and_the_chain_used(gpu: None) ->
     result, recording = _quick_check(chain, _Graph(2, 0.5))
     assert not result.failure
     assert recording.graph is chain
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_only_branches_write_is_not_the_chains_mistake(gpu: None, number: int) -> None:
+    """Nor where the chain is checked thoroughly afterwards."""
+    chain, pair = FakeGraph(), StandIns()
+    kept = dataclasses.replace(_BRANCHED, suspects=(0,))
+    result, recording = _quick_check(chain, Writing(pair, number), kept=kept, pair=pair)
+    assert not result.failure
+    assert recording.graph is chain
+    assert chain.replays == 2 + 3  # the quick check's, and the thorough one's
+    assert pair.checks == 3
 
 
 class _Failing(_Graph):

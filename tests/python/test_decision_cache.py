@@ -44,6 +44,24 @@ def test_side_effects_are_kept_with_it(written: tuple[int, ...], draws: bool) ->
     assert decision_cache.load(key) == kept
 
 
+@pytest.mark.parametrize("branches", [None, False, True])
+def test_what_is_known_of_its_graph_is_kept_with_it(branches: bool | None) -> None:
+    key = decision_cache.key_of("program", b"signature", 0)
+    kept = dataclasses.replace(_DECISION, branches=branches, suspects=(0, 7))
+    decision_cache.save(key, kept)
+    assert decision_cache.load(key) == kept
+
+
+def test_of_the_graph_of_an_earlier_version_nothing_is_known() -> None:
+    key = decision_cache.key_of("program", b"signature", 0)
+    decision_cache.save(key, _DECISION)
+    path = decision_cache._path(key)
+    data = json.loads(path.read_text())
+    del data["branches"], data["suspects"]
+    path.write_text(json.dumps(data))
+    assert decision_cache.load(key) == _DECISION
+
+
 @pytest.mark.parametrize(
     "effects",
     [
@@ -54,9 +72,12 @@ def test_side_effects_are_kept_with_it(written: tuple[int, ...], draws: bool) ->
             {"written": 3, "draws": True},
         ),
         *({"written": [value], "draws": True} for value in (-1, 1.0, "0", None, True)),
+        *({"suspects": [value]} for value in (-1, 1.0, "0", None, True)),
+        *({"suspects": value} for value in (1, None, {"0": 1})),
+        *({"branches": value} for value in (2, "yes", [])),
     ],
 )
-def test_side_effects_that_are_broken_are_ignored(effects: dict[str, object]) -> None:
+def test_what_is_broken_beside_a_decision_makes_it_be_ignored(effects: dict[str, object]) -> None:
     key = decision_cache.key_of("program", b"signature", 0)
     decision_cache.save(key, _DECISION)
     path = decision_cache._path(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +224,28 @@ def test_what_has_effects_stays_though_nobody_uses_its_result() -> None:
     drop_unused(graph)
     assert [str(node.target).split(".")[-2] for node in _calls(graph)[:2]] == ["copy_", "bernoulli"]
     assert len(_calls(graph)) == 3
+
+
+def test_fake_tensors_know_the_operators() -> None:
+    from pygraph.fx_passes import fake_operators  # noqa: F401
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    with FakeTensorMode():
+        host = torch.empty(3, 4, dtype=torch.int64).t()
+        copy, kept = torch.ops.pygraph.to_device(host, gpu), torch.ops.pygraph.keep_on_cpu(host)
+        both = torch.ops.pygraph.scalars_to_device([torch.empty(()), torch.empty(())], gpu)
+    assert (copy.device, copy.stride(), copy.dtype) == (gpu, host.stride(), host.dtype)
+    assert (kept.device, kept.stride(), kept.dtype) == (cpu, host.stride(), host.dtype)
+    assert (both.device, both.shape, both.dtype) == (gpu, (2,), torch.float32)
+
+
+def test_what_fake_tensors_need_is_not_loaded_with_programs_from_a_cache() -> None:
+    code = (
+        "import sys, pygraph.compile.backend, pygraph.operators, pygraph.fx_passes.graph_pass\n"
+        "print('pygraph.fx_passes.fake_operators' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 def test_values_are_what_they_were() -> None:

@@ -19,10 +19,11 @@ from pygraph.partition.pipeline import attempt
 from pygraph.partition.signature import Pending
 from pygraph.record import recorder
 from pygraph.record.recorder import Recording, Request
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
 from pygraph.verify import verify
 from pygraph.verify.rehearsal import Rehearsal
 
-from .fake_engine import FakeGraph, StandIns, add_one
+from .fake_engine import FakeGraph, StandIns, Writing, add_one
 from .stand_ins import INFO, FullGpu
 
 
@@ -166,7 +167,8 @@ def test_a_stream_that_a_graph_cannot_be_replayed_on_yet_refuses_nothing(
 
 def test_a_graph_that_does_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def record(request: Request) -> Recording:
-        return Recording(FakeGraph(), StandIns(is_untouched=False), [])
+        pair = StandIns()
+        return Recording(Writing(pair), pair, [])
 
     _without_gpu(monkeypatch)
     monkeypatch.setattr(recorder, "record", record)
@@ -188,6 +190,44 @@ def test_branches_are_for_graphs_that_are_verified(
     monkeypatch.setattr(recorder, "record", record)
     attempt(_call(list, [torch.ones(4)], lanes=8, verify=verify_graphs))
     assert asked == [8 if verify_graphs else 1]
+
+
+_TIMING = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+_KEPT = Decision(REPLAYED, {UNCAPTURED: _TIMING, REPLAYED: _TIMING})
+
+
+@pytest.mark.parametrize(
+    ("branches", "verify_graphs", "lanes"),
+    [(False, True, 1), (True, True, 8), (None, True, 8), (True, False, 1)],
+)
+def test_a_graph_that_kept_its_order_in_an_earlier_process_is_linked_as_a_chain_only(
+    monkeypatch: pytest.MonkeyPatch, branches: bool | None, verify_graphs: bool, lanes: int
+) -> None:
+    asked: list[int] = []
+
+    def record(request: Request) -> Recording:
+        asked.append(request.lanes)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(recorder, "record", record)
+    call = _call(list, [torch.ones(4)], lanes=8, verify=verify_graphs)
+    attempt(dataclasses.replace(call, kept=dataclasses.replace(_KEPT, branches=branches)))
+    assert asked == [lanes]
+
+
+def test_known_suspects_do_not_wait_for_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        calls.append(None)
+        return [args[0] + 1, args[0] * (1 + len(calls) * 2**-20)]
+
+    calls: list[None] = []
+    graph = FakeGraph(rounded)
+    _without_gpu(monkeypatch)
+    monkeypatch.setattr(recorder, "record", lambda request: Recording(graph, StandIns(), []))
+    call = _call(rounded, [torch.ones(4)])
+    kept = dataclasses.replace(_KEPT, suspects=(1,))
+    result = attempt(dataclasses.replace(call, kept=kept))
+    assert (result.graph, result.pending, result.failure) == (graph, None, "")
 
 
 def test_under_hooks_of_saved_tensors_no_graph_saves_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

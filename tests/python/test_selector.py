@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -138,6 +139,35 @@ def test_a_decision_from_disk_needs_no_trial(world: World) -> None:
     fresh = Entry()
     subject.load_decision(b"key", fresh)
     assert fresh.state is State.NOT_SELECTED
+
+
+@pytest.mark.parametrize(("lanes", "has_branches"), [(1, False), (4, True)])
+def test_a_later_process_knows_the_layout_and_the_suspects(
+    world: World, lanes: int, has_branches: bool
+) -> None:
+    _, subject, entry = captured()
+    graph_of(entry).lanes = lanes
+    entry.recording.have_differed = frozenset({5, 3})
+    try_to_the_end(subject, entry)
+    assert (world.disk["key"].branches, world.disk["key"].suspects) == (has_branches, (3, 5))
+
+
+@pytest.mark.parametrize(
+    ("found", "known"), [((), (3,)), ((3,), (3,)), ((7,), (3, 7)), ((1, 3), (1, 3))]
+)
+def test_suspects_that_a_later_process_finds_are_known_to_the_next(
+    world: World, found: tuple[int, ...], known: tuple[int, ...]
+) -> None:
+    _, subject, entry = captured()
+    try_to_the_end(subject, entry)
+    world.disk["key"] = before = dataclasses.replace(world.disk["key"], suspects=(3,))
+    later = Entry(graph=made_graph(), state=State.CAPTURED)
+    subject.load_decision(b"key", later)
+    later.recording.have_differed = frozenset(found)
+    subject.begin_trial_or_install(later)
+    assert later.state is State.CAPTURED
+    assert world.disk["key"] == dataclasses.replace(before, suspects=known)
+    assert (world.disk["key"] is before) == (set(found) <= {3})  # written where it changes only
 
 
 @pytest.mark.parametrize(

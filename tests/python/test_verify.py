@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from pygraph import runtime
 from pygraph.gpu import allocator
 from pygraph.record.recorder import Recording
-from pygraph.verify import verify
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Timing
+from pygraph.verify import bits, verify
 from pygraph.verify.rehearsal import POISON_ONES, Rehearsal
 
-from .fake_engine import FakeGraph, Function, StandIns, add_one
+from .fake_engine import FakeGraph, Function, StandIns, Writing, add_one
 from .stand_ins import verify_on_the_cpu
 
 
@@ -150,6 +152,70 @@ def test_a_result_that_differs_is_checked_thoroughly_and_refused(output_bytes: i
     assert "result 0 by 0 elements and 4.8e-07 of the norm, another uncaptured run by 0" in failure
 
 
+_TIMING = Timing(host=1e-3, device=1e-3, latency=1e-3, noise=0.0, memory=0)
+_KEPT = Decision(REPLAYED, {UNCAPTURED: _TIMING, REPLAYED: _TIMING})
+
+
+def _check_of_a_later_process(
+    graph: FakeGraph, known: tuple[int, ...], function: Function
+) -> verify.Verification:
+    """known: the suspects of an earlier process."""
+    result = verify.verify(_rehearsal(graph, function), kept=dataclasses.replace(_KEPT, suspects=known))
+    assert torch.equal(result.outputs[0], torch.full((4,), 2.0))
+    return result
+
+
+class _Sums:
+    """Adds one, and two. Sums are rounded in another way each time."""
+
+    def __init__(self, inexact: tuple[int, ...] = (), wrong: tuple[int, ...] = ()) -> None:
+        self.calls = 0
+        self._inexact, self._wrong = inexact, wrong
+
+    def __call__(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.calls += 1
+        results = [args[0] + 1, args[0] + 2]
+        for i in self._inexact:
+            results[i] = results[i] * (1 + self.calls * 2**-20)
+        for i in self._wrong:
+            results[i] = results[i] + 1
+        return results
+
+
+@pytest.fixture
+def later(stream: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_foreign_bytes", lambda: 0)
+
+
+@pytest.mark.usefixtures("later")
+def test_known_suspects_are_checked_thoroughly_in_the_same_call() -> None:
+    graph, function = FakeGraph(_Sums(inexact=(1,))), _Sums(inexact=(1,))
+    result = _check_of_a_later_process(graph, (1,), function)
+    assert (result.failure, list(result.suspects)) == ("", [])
+    assert graph.replays == 1 + 3  # the quick check's, and the thorough one's
+    assert function.calls == 3 + 1
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("known", [(), (0,), (0, 1), (1,), (0, 1, 2, 1 << 40)])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_is_known_of_suspects_accepts_no_wrong_result(known: tuple[int, ...], wrong: int) -> None:
+    """What is on disk may be of another program, or broken."""
+    graph = FakeGraph(_Sums(wrong=(wrong,)))
+    result = _check_of_a_later_process(graph, known, _Sums())
+    if wrong in known:
+        assert "1 of 2 results differ" in result.failure
+    else:
+        assert (result.failure, list(result.suspects)) == ("", [wrong])
+
+
+@pytest.mark.usefixtures("later")
+def test_suspects_that_were_not_known_are_left_to_the_next_call() -> None:
+    graph, function = FakeGraph(_Sums(inexact=(1,))), _Sums(inexact=(1,))
+    result = _check_of_a_later_process(graph, (0,), function)
+    assert (result.failure, list(result.suspects)) == ("", [1])
+
+
 def test_inputs_that_nobody_sees_after_the_call_are_no_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,8 +230,21 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
 
 @pytest.mark.usefixtures("stream")
 def test_a_graph_that_writes_where_it_was_recorded_is_refused() -> None:
-    pair = StandIns(is_untouched=False)
-    assert "memory it was recorded with" in _checked(FakeGraph(), [], pair).failure
+    pair = StandIns()
+    assert "memory it was recorded with" in _checked(Writing(pair), [], pair).failure
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_write_of_any_replay_is_seen(number: int) -> None:
+    pair = StandIns()
+    graph = Writing(pair, number)
+    kept = dataclasses.replace(_KEPT, suspects=(0,))
+    result = verify.verify(_rehearsal(graph, pair=pair), kept=kept)
+    assert "memory it was recorded with" in result.failure
+    pair = StandIns()
+    if number < 4:
+        assert "memory it was recorded with" in _checked(Writing(pair, number), [0], pair).failure
 
 
 @pytest.mark.usefixtures("stream")
@@ -185,6 +264,26 @@ def test_writes_of_rehearsals_count_for_none_of_the_calls_tensors() -> None:
 
 
 @pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("limit", [15, 16])
+def test_large_results_are_not_kept_until_the_call(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Nor those that are no outputs: inputs that the graph writes."""
+    replayed: list[weakref.ref[torch.Tensor]] = []
+
+    def tracked(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        result = args[0] + 1
+        replayed.append(weakref.ref(result))
+        return [result]
+
+    def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        assert (replayed[0]() is not None) == (limit == 16)
+        return [args[0] + 1]
+
+    monkeypatch.setattr(verify, "LARGE_BYTES", limit)
+    result = verify.quick_check(_rehearsal(FakeGraph(tracked), function))
+    assert (result.failure, list(result.suspects)) == ("", [])
+
+
+@pytest.mark.usefixtures("stream")
 def test_results_that_do_not_fit_beside_their_fingerprints_are_gone_before_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,6 +299,6 @@ def test_results_that_do_not_fit_beside_their_fingerprints_are_gone_before_the_c
         assert replayed and all(result() is None for result in replayed)
         return [x + 1]
 
-    monkeypatch.setattr(verify, "fingerprints", fingerprints)
-    result = verify.quick_check(_rehearsal(FakeGraph(), function))
+    monkeypatch.setattr(bits, "fingerprints", fingerprints)
+    result = verify.quick_check(_rehearsal(FakeGraph(output_bytes=1 << 40), function))
     assert result.failure == "verification ran out of memory"

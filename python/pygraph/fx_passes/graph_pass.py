@@ -59,6 +59,8 @@ class GraphPass(CacheKeyPass):
         gpu = gpu_of(graph)
         if gpu is None:
             return []
+        from pygraph.fx_passes import fake_operators  # noqa: F401  only where a program is compiled
+
         applied: list[Applied] = []
         placement = Placement(graph, gpu, self.enabled, self._is_outermost(graph))
         placement.run()

@@ -92,8 +92,7 @@ def _record_and_link(
                 sharing_from=call.info.saved_from,
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
                 capacity=call.options.record_capacity_gib << 30,
-                # Branches are timed during verification, so there are none without it.
-                lanes=call.options.lanes if call.options.verify else 1,
+                lanes=_lanes(call),
                 written=written,
                 hidden=hidden,
             )
@@ -120,13 +119,20 @@ def _record_and_link(
     return failed
 
 
+def _lanes(call: Call) -> int:
+    """How many nodes may run at the same time. Branches are timed during verification, so without it
+    there are none; nor where the graph of an earlier process had none."""
+    keeps_order = call.kept is not None and call.kept.branches is False
+    return call.options.lanes if call.options.verify and not keeps_order else 1
+
+
 def verify_and_call(recording: recorder.Recording, call: Call, mutated: frozenset[int]) -> Attempt:
     """Compares a replay with the uncaptured run, which makes the call.
 
     mutated: positions of inputs that the function may write.
     """
     rehearsal = Rehearsal(call.uncaptured, call.args, recording, mutated)
-    result = verify.verify(rehearsal, call.pending.suspects if call.pending else ())
+    result = verify.verify(rehearsal, call.pending.suspects if call.pending else (), call.kept)
     taken = result.executable_bytes + (call.pending.executable_bytes if call.pending else 0)
     if result.suspects:
         return Attempt(result.outputs, pending=Pending(recording, result.suspects, taken))

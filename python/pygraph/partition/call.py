@@ -8,6 +8,7 @@ from typing import Any
 
 from pygraph.options import Options
 from pygraph.partition.signature import PartitionInfo, Pending
+from pygraph.select.trial import Decision
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -31,6 +32,7 @@ class Call:
     function: the function to record. uncaptured: makes the call without a graph. Both consume ``args``.
     may_donate: whether the graph may use the memory of arguments that the call gives away.
     pending: an earlier attempt that this call continues.
+    kept: the decision of an earlier process, on disk.
     is_new_thread: whether its thread has not run the function, and others may try if a capture raises.
     """
 
@@ -42,4 +44,5 @@ class Call:
     effects: SideEffects = SideEffects()
     may_donate: bool = True
     pending: Pending | None = None
+    kept: Decision | None = None
     is_new_thread: bool = False

@@ -145,6 +145,7 @@ class Pipeline:
             effects=self.effects.known,
             may_donate=entry.donation.is_allowed,
             pending=entry.recording.pending,
+            kept=entry.selection.decision,
             is_new_thread=not has_run_here and entry.recording.retries.has_more_threads,
         )
 
@@ -170,6 +171,8 @@ class Pipeline:
         """Refuses the signature, or begins the trial of its graph. seconds: the duration of the
         attempt. undo: gets a step that lets it be recorded again if an interrupt comes meanwhile."""
         entry.recording.pending = result.pending
+        if result.pending is not None:
+            entry.recording.have_differed |= set(result.pending.suspects)
         if result.failure:
             self.host.refuse(entry, result.failure + self._note_uncapturable(result))
         graph = result.graph

@@ -81,6 +81,7 @@ class Selector:
 
     def begin_trial_or_install(self, entry: Entry) -> None:
         """Uses the entry's verified graph, or begins its trial."""
+        self._keep_suspects(entry)
         is_open = self._mode == "auto" and entry.selection.decision is None
         with self._refusing(entry, "its selection"):
             if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
@@ -88,6 +89,16 @@ class Selector:
             else:
                 self._clean_up(entry)
                 self.install(entry)
+
+    def _keep_suspects(self, entry: Entry) -> None:
+        """Adds to the decision on disk the results that were not known there to be suspect."""
+        decision, found = entry.selection.decision, entry.recording.have_differed
+        if decision is None or found.issubset(decision.suspects):
+            return
+        suspects = tuple(sorted(found.union(decision.suspects)))
+        entry.selection.decision = decision = dataclasses.replace(decision, suspects=suspects)
+        with runtime.harmless("keeping suspects on disk"):
+            decision_cache.save(entry.selection.cache_key, decision)
 
     def install(self, entry: Entry) -> None:
         """Lets the engine replay the entry's graph, until a recheck is due."""
@@ -131,10 +142,16 @@ class Selector:
 
     def _decide(self, key: bytes, entry: Entry, decision: Decision) -> None:
         reason = _reason(decision) if decision.selected == UNCAPTURED else ""
+        graph = entry.graph
         entry.decide(decision, reason)
         with runtime.harmless("keeping a selection on disk"):
-            written = tuple(sorted(self._host.written))
-            kept = dataclasses.replace(decision, written=written, draws=self._host.draws)
+            kept = dataclasses.replace(
+                decision,
+                written=tuple(sorted(self._host.written)),
+                draws=self._host.draws,
+                branches=None if graph is None else graph.lanes > 1,
+                suspects=tuple(sorted(entry.recording.have_differed)),
+            )
             decision_cache.save(entry.selection.cache_key, kept)
         text = "%s: %s is selected: %s"
         name = self._host.info.name

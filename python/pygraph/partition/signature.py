@@ -85,6 +85,7 @@ class RecordingState:
     wait_seconds: float = 0.0  # host time that uncaptured calls take before a recording
     retries: Retries = dataclasses.field(default_factory=Retries)
     pending: Pending | None = None  # until the next call has checked it thoroughly
+    have_differed: frozenset[int] = frozenset()  # results, in a quick check
     capture_seconds: float = 0.0
     executable_bytes: int = 0
     bytes_not_copied: int = 0  # what Inductor's graphs would copy per call

@@ -1,4 +1,5 @@
-"""Decisions of trials, and the side effects that are known then, kept on disk beside Inductor's cache.
+"""Decisions of trials, and what is known of the function and its graph then, kept on disk beside
+Inductor's cache.
 
 One small file (:mod:`pygraph.stored`) per compiled program, signature, kind of GPU and version. A file
 that cannot be read, or contains anything else than a decision, counts as missing. Nothing here raises.
@@ -11,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -44,7 +46,12 @@ def load(key: str) -> Decision | None:
         timings = {name: Timing(**timing) for name, timing in data["timings"].items()}
         written = data.get("written")
         decision = Decision(
-            data["selected"], timings, None if written is None else tuple(written), data.get("draws")
+            data["selected"],
+            timings,
+            None if written is None else tuple(written),
+            data.get("draws"),
+            data.get("branches"),
+            tuple(data.get("suspects", ())),
         )
         return decision if _is_complete(decision) else None
     except Exception:
@@ -55,13 +62,19 @@ def _is_complete(decision: Decision) -> bool:
     """Whether a decision has everything that is computed from it later. May raise."""
     numbers = [number for timing in decision.timings.values() for number in dataclasses.astuple(timing)]
     written, draws = decision.written, decision.draws
-    has_effects = isinstance(draws, bool) and all(type(i) is int and i >= 0 for i in written or ())
+    has_effects = isinstance(draws, bool) and _are_positions(written or ())
     return (
         ((written is None and draws is None) or (written is not None and has_effects))
+        and (decision.branches is None or isinstance(decision.branches, bool))
+        and _are_positions(decision.suspects)
         and decision.selected in _VARIANTS
         and set(decision.timings) == _VARIANTS
         and all(math.isfinite(number) and number >= 0 for number in numbers)
     )
+
+
+def _are_positions(values: Iterable[object]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
 
 
 def save(key: str, decision: Decision) -> None:

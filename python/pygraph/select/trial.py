@@ -68,14 +68,18 @@ class Decision:
     """The variant that was selected, and the timings of all variants.
 
     written: positions of the inputs that the function may write, as known by then. draws: whether it
-    uses the device's default generator. None where that is not known: of decisions that were kept by an
-    earlier version, and while they are not kept.
+    uses the device's default generator. branches: whether the graph that was timed has branches. None
+    where that is not known: of decisions that were kept by an earlier version, and while they are not
+    kept.
+    suspects: positions of results that have differed between equal runs.
     """
 
     selected: str
     timings: Mapping[str, Timing]
     written: tuple[int, ...] | None = None
     draws: bool | None = None
+    branches: bool | None = None
+    suspects: tuple[int, ...] = ()
 
 
 class Trial:

@@ -153,8 +153,8 @@ class Rehearsal:
         load: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:
         """Makes a replay on clones, beside a ``load``. Returns all results, or the wanted ones.
-        ``gives_away``: whether the graph may use the memory of donated inputs. Raises
-        VerificationError."""
+        ``gives_away``: whether the graph may use the memory of donated inputs. ``check_stand_ins`` must
+        follow. Raises VerificationError."""
 
         def run() -> list[torch.Tensor]:
             args, pair = self._clones(), self.recording.pair
@@ -169,14 +169,19 @@ class Rehearsal:
             torch.cuda.current_stream().synchronize()
             if not gives_away:
                 graph.release_workspace()  # it has room for what was not given away
-            if pair is not None and not pair.untouched():
-                raise VerificationError(
-                    "verification failed: the graph writes to memory it was recorded with"
-                )
             results = self._results(outputs, args)
             return results if wanted is None else [results[i] for i in wanted]
 
         return self._with_room(run)
+
+    def check_stand_ins(self) -> None:
+        """Raises VerificationError if a replay since the last check has written to memory that the
+        graph was recorded with."""
+        pair = self.recording.pair
+        if pair is not None and not pair.untouched():
+            raise VerificationError(
+                "verification failed: the graph writes to memory it was recorded with"
+            )
 
     def _clones(self) -> list[Any]:
         """The arguments of one run. Writes do not change the version counters of the call's own

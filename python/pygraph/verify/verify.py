@@ -10,8 +10,8 @@ its results are the same, each time, and it is faster (branches.py).
 
 That is the quick check. Results that differ are *suspects*: they may come from kernels that are not
 deterministic. The next call of the signature is a thorough check of the suspects of the same graph, by
-several replays and uncaptured runs on clones (compare.py). docs/explanation/verification.md has the
-rules.
+several replays and uncaptured runs on clones (compare.py). Those that were suspects in an earlier
+process are checked thoroughly in the same call already. docs/explanation/verification.md has the rules.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
-from pygraph.gpu.fingerprints import fingerprints
 from pygraph.gpu.load import disturb, keep_busy
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
+from pygraph.select.trial import Decision
 from pygraph.undoing import Undo, undoing
 from pygraph.verify import branches
-from pygraph.verify.bits import LARGE_BYTES, differing
+from pygraph.verify.bits import LARGE_BYTES, differing, summary
 from pygraph.verify.compare import Comparison, Mismatch
 from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, VerificationError
 
@@ -62,18 +62,21 @@ class Verification:
     executable_bytes: int = 0
 
 
-def verify(rehearsal: Rehearsal, suspects: Sequence[int] = ()) -> Verification:
+def verify(
+    rehearsal: Rehearsal, suspects: Sequence[int] = (), kept: Decision | None = None
+) -> Verification:
     """Makes the call that ``rehearsal`` was prepared for, and compares replays of its graph with it.
 
     If the recording has two layouts, its ``graph`` is the selected one afterwards.
     suspects: those of an earlier verification of the same graph.
+    kept: the decision of an earlier process.
     Raises only the exceptions of the uncaptured function.
     """
     before = _foreign_bytes()
 
     def check(undo: Undo) -> Verification:
         undo.append(rehearsal.set_back)
-        return thorough_check(rehearsal, suspects) if suspects else quick_check(rehearsal)
+        return thorough_check(rehearsal, suspects) if suspects else quick_check(rehearsal, kept)
 
     result = undoing(check)
     # What the comparison needed beyond a replay: workspaces of the uncaptured runs, and the graph's
@@ -91,50 +94,83 @@ def _foreign_bytes() -> int:
     return total - free - allocator.reserved_bytes()
 
 
-def quick_check(rehearsal: Rehearsal) -> Verification:
-    """Makes one replay, then the call itself, and compares them."""
+def quick_check(rehearsal: Rehearsal, kept: Decision | None = None) -> Verification:
+    """Makes one replay, then the call itself, and compares them.
+
+    kept: the decision of an earlier process. Its suspects are checked thoroughly, too, before the call:
+    they are likely to differ. Its layout needs no timing.
+    """
     recording = rehearsal.recording
-    seen: Sequence[Any] = ()
+    seen = _Seen((), in_bits=True)
     failed: Verification | None = None
-    in_bits = recording.graph.output_bytes <= LARGE_BYTES
+    known: Sequence[int] = kept.suspects if kept is not None else ()
+    mismatches: Sequence[Mismatch] = ()
     try:
-        seen, bits = _replay_once(rehearsal, in_bits)
+        seen = _replay_once(rehearsal)
         if recording.branched is not None:
-            recording.use(_choose_layout(rehearsal, recording.graph, recording.branched, bits))
+            is_faster = kept is not None and kept.branches is True
+            recording.use(
+                _choose_layout(rehearsal, recording.graph, recording.branched, seen, is_faster)
+            )
+        known = [i for i in known if i < len(seen.results)]
+        if known:
+            mismatches = _mismatches(rehearsal, known)
     except Exception as error:
         signal_exceptions.pass_on(error)
         failed = _failed(error)
     outputs, results = rehearsal.call()
     if failed is not None:
         return dataclasses.replace(failed, outputs=outputs)
+    if mismatches:
+        return Verification(outputs, _describe_mismatches(mismatches, known, len(results)))
     try:
-        return Verification(outputs, suspects=differing(seen, results, in_bits))
+        suspects = [i for i in seen.differing(results) if i not in known]
+        return Verification(outputs, suspects=suspects)
     except Exception as error:
         signal_exceptions.pass_on(error)
         return dataclasses.replace(_failed(error), outputs=outputs)
 
 
-def _replay_once(rehearsal: Rehearsal, in_bits: bool) -> tuple[Sequence[Any], list[int]]:
-    """Returns what is to be compared, the results or their fingerprints, and the fingerprints. A
-    function of its own so that nothing keeps the results where they do not fit beside fingerprints."""
-    replayed = rehearsal.replay(rehearsal.recording.graph, POISON_ONES)
-    bits = fingerprints(replayed)
-    return (replayed if in_bits else bits), bits
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What is kept of a replay's results: themselves (``in_bits``), or their fingerprints."""
+
+    results: Sequence[Any]
+    in_bits: bool
+
+    def differing(self, results: Sequence[torch.Tensor]) -> list[int]:
+        """Positions of results of another run that differ."""
+        return differing(self.results, results, self.in_bits)
+
+
+def _replay_once(rehearsal: Rehearsal) -> _Seen:
+    """A function of its own so that nothing keeps the results where they do not fit beside
+    fingerprints."""
+    graph = rehearsal.recording.graph
+    replayed = rehearsal.replay(graph, POISON_ONES)
+    rehearsal.check_stand_ins()
+    # (Inputs that are written count as results, and are no outputs.)
+    in_bits = max(graph.output_bytes, sum(t.nbytes for t in replayed)) <= LARGE_BYTES
+    return _Seen(summary(replayed, in_bits), in_bits)
 
 
 def _choose_layout(
     rehearsal: Rehearsal,
     chain: _engine.CapturedGraph,
     branched: _engine.CapturedGraph,
-    expected: Sequence[int],
+    seen: _Seen,
+    is_faster: bool,
 ) -> _engine.CapturedGraph:
-    """Returns the layout to use: branches if their results are the chain's, and they are faster."""
+    """Returns the layout to use: branches if their results are the chain's, and they are faster.
+
+    seen: a replay of the chain. is_faster: whether an earlier process has found them to be faster.
+    """
     if not branches.is_worth_its_memory(chain, branched):
         return chain
     chosen = chain
     try:
-        _check_branches(rehearsal, chain, branched, expected)
-        if branches.is_faster(rehearsal.timer(chain), rehearsal.timer(branched)):
+        _check_branches(rehearsal, chain, branched, seen)
+        if is_faster or branches.is_faster(rehearsal.timer(chain), rehearsal.timer(branched)):
             chosen = branched
     except Exception as error:  # the chain may be right all the same
         signal_exceptions.pass_on(error)
@@ -148,7 +184,7 @@ def _check_branches(
     rehearsal: Rehearsal,
     chain: _engine.CapturedGraph,
     branched: _engine.CapturedGraph,
-    expected: Sequence[int],
+    seen: _Seen,
 ) -> None:
     """Raises VerificationError if branches change results that are deterministic in the chain.
 
@@ -156,21 +192,23 @@ def _check_branches(
     """
 
     def changes(graph: _engine.CapturedGraph, load: Callable[[], None] = lambda: None) -> set[int]:
-        """Positions of results whose fingerprints differ in one more replay."""
-        found = fingerprints(rehearsal.replay(graph, POISON_ONES, load=load))
-        return {i for i, value in enumerate(expected) if found[i] != value}
+        """Positions of results that differ in one more replay."""
+        return set(seen.differing(rehearsal.replay(graph, POISON_ONES, load=load)))
 
-    by_chance = changes(chain)
     changed = set[int]()
-    for _ in range(_BRANCHED_RUNS):
-        changed |= changes(branched)
-    if not changed <= by_chance:
-        for _ in range(_DISTURBED_RUNS):
-            by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
-    if not changed <= by_chance or len(by_chance) == len(expected):
+    try:
+        by_chance = changes(chain)
+        for _ in range(_BRANCHED_RUNS):
+            changed |= changes(branched)
+        if not changed <= by_chance:
+            for _ in range(_DISTURBED_RUNS):
+                by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
+    finally:  # what branches write is not the chain's mistake: later checks must not find it
+        rehearsal.check_stand_ins()
+    if not changed <= by_chance or len(by_chance) == len(seen.results):
         changed -= by_chance
         raise VerificationError(
-            f"of {len(expected)} results, branches changed {len(changed)}, "
+            f"of {len(seen.results)} results, branches changed {len(changed)}, "
             f"and {len(by_chance)} are left to chance"
         )
 
@@ -180,9 +218,7 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
     failed: Verification | None = None
     mismatches: Sequence[Mismatch] = []
     try:
-        mismatches = _compare(rehearsal, suspects)
-        if mismatches and rehearsal.recording.graph.donated:
-            mismatches = _compare(rehearsal, suspects, gives_away=False)
+        mismatches = _mismatches(rehearsal, suspects)
     except Exception as error:
         signal_exceptions.pass_on(error)
         failed = _failed(error)
@@ -191,14 +227,27 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
         return dataclasses.replace(failed, outputs=outputs)
     if not mismatches:
         return Verification(outputs)
+    return Verification(outputs, _describe_mismatches(mismatches, suspects, len(results)))
+
+
+def _describe_mismatches(mismatches: Sequence[Mismatch], suspects: Sequence[int], results: int) -> str:
+    """The reason for which a graph is refused. results: how many there are."""
     worst = max(mismatches, key=lambda mismatch: mismatch.replay.outliers)
     wrong = len({mismatch.position for mismatch in mismatches})
-    failure = (
-        f"verification failed: {wrong} of {len(results)} results differ from the "
+    return (
+        f"verification failed: {wrong} of {results} results differ from the "
         f"uncaptured run; result {suspects[worst.position]} by {worst.replay}, another "
         f"uncaptured run by {worst.runs}"
     )
-    return Verification(outputs, failure)
+
+
+def _mismatches(rehearsal: Rehearsal, suspects: Sequence[int]) -> Sequence[Mismatch]:
+    """The suspects that are wrong."""
+    mismatches = _compare(rehearsal, suspects)
+    if mismatches and rehearsal.recording.graph.donated:
+        mismatches = _compare(rehearsal, suspects, gives_away=False)
+    rehearsal.check_stand_ins()
+    return mismatches
 
 
 def _compare(rehearsal: Rehearsal, suspects: Sequence[int], gives_away: bool = True) -> list[Mismatch]:
