@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pygraph
 
-from .attacked import X, open_to_this
+from .attacked import X
 
 _LIBRARY = torch.library.Library("kept_overloads", "DEF")
 _LIBRARY.define("twice(Tensor x) -> Tensor")
@@ -27,7 +27,6 @@ class _Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@open_to_this
 def test_an_overload_that_a_rehearsal_has_made_stays(partitions: Any) -> None:
     """Otherwise what PyTorch refers to is freed, and a later operator under a mode crashes."""
     packet = torch.ops.kept_overloads.twice

@@ -18,7 +18,16 @@ from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_cla
 
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
-_LEFT_ALONE = (*_COMPILER, "logging", "threading", "multiprocessing", "concurrent", "pygraph")
+# torch._ops keeps the overloads that were asked for, to which C++ refers: none may be taken away again.
+_LEFT_ALONE = (
+    *_COMPILER,
+    "torch._ops",
+    "logging",
+    "threading",
+    "multiprocessing",
+    "concurrent",
+    "pygraph",
+)
 # Of all optimizers (register_optimizer_step_pre_hook).
 _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
