@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 
@@ -121,9 +122,14 @@ void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at:
 }
 
 bool has_accumulator_hooks(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  if (meta == nullptr || meta->grad_accumulator_.expired()) return false;
-  const auto node = meta->grad_accumulator_.lock();
+  auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr || !meta->requires_grad_) return false;
+  decltype(meta->grad_accumulator_.lock()) node;  // ends after the lock: Python may run then
+  {
+    // An operator of another thread, without Python's lock, may make the node.
+    const std::lock_guard lock(meta->mutex_);
+    node = meta->grad_accumulator_.lock();
+  }
   return node && !(node->pre_hooks().empty() && node->post_hooks().empty());
 }
 

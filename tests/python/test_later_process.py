@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from pygraph.partition.signature import State
 from pygraph.select import decision_cache
 
+from . import recorded_world
 from .recorded_world import Gpu, Program, World
 
 
@@ -70,3 +72,16 @@ def test_a_graph_that_is_wrong_in_a_later_process_is_refused(
         assert torch.allclose(later.call(number), later.expected(number, extra=1.0), rtol=1e-4)
     assert later.entry.state is State.REFUSED
     assert "verification failed" in later.entry.reason
+
+
+def test_a_process_that_does_not_verify_decides_nothing_for_those_that_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graphs have no branches, whatever the number of lanes."""
+    names: list[str] = []
+    monkeypatch.setattr(decision_cache, "key_of", lambda program, key, device: names.append(program))
+    monkeypatch.setattr(recorded_world, "_INFO", dataclasses.replace(recorded_world._INFO, program="p"))
+    for options in ({}, {"verify": False}, {"lanes": 1}):
+        world.program(select="auto", **options).call(0)
+    assert len(names) == 3
+    assert names[0] != names[1] == names[2]

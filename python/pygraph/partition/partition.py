@@ -93,7 +93,8 @@ class Partition:
     def _start(self) -> None:
         """Nothing is known of recordings and trials."""
         self._policy = RecordingPolicy(self._options.max_graphs)
-        self._selector = Selector(self, self._options.select, self._options.lanes)
+        lanes = self._options.lanes if self._options.verify else 1  # as its graphs have (attempt.py)
+        self._selector = Selector(self, self._options.select, lanes)
         self._pipeline = Pipeline(
             host=self,
             function=self._function,

@@ -50,7 +50,7 @@ class Selector:
     reach the program: the signature keeps its state, or runs uncaptured."""
 
     def __init__(self, host: Host, mode: str, lanes: int) -> None:
-        """mode, lanes: the options ``pygraph.select`` and ``pygraph.lanes``."""
+        """mode: the option ``pygraph.select``. lanes: that graphs may have."""
         self._host = host
         self._mode = mode
         self._lanes = lanes

@@ -10,7 +10,7 @@ import torch
 
 import pygraph
 
-from .attacked import replays
+from .attacked import open_to_this, replays
 
 
 class _Program:
@@ -90,3 +90,37 @@ def test_hooks_of_the_node_that_accumulates_from_the_start(partitions: Any) -> N
     for _ in range(8):
         graphed(torch.arange(4.0))
     assert any("layer.weight has hooks" in row.reason for row in pygraph.stats())
+
+
+@open_to_this
+def test_a_hook_of_the_node_that_accumulates_was_removed(partitions: Any) -> None:
+    """The node keeps an empty list of them, for which the step is refused."""
+    layer = torch.nn.Linear(4, 1, bias=False)
+    node = torch.autograd.graph.get_gradient_edge(layer.weight).node
+    node.register_prehook(lambda gradients: gradients).remove()
+
+    def call(x: torch.Tensor) -> None:
+        layer(x).sum().backward()
+        layer.zero_grad()
+
+    graphed = pygraph.graph(call)
+    for _ in range(8):
+        graphed(torch.arange(4.0))
+    assert replays(partitions) > 0
+
+
+@open_to_this
+def test_a_gradient_that_may_be_written_in_inference_mode_only(partitions: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+
+    def call(x: torch.Tensor) -> None:
+        (p * x).sum().backward()  # type: ignore[no-untyped-call]
+
+    graphed = pygraph.graph(call)
+    for _ in range(8):
+        graphed(torch.arange(4.0))
+    with torch.inference_mode():
+        p.grad = torch.ones(4)
+    for function in (call, graphed):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            function(torch.arange(4.0))

@@ -45,7 +45,10 @@ def values_of(tensor: torch.Tensor) -> Any:
 
 
 def key(value: Any) -> Any:
-    """What is compared of an element: itself if that is a value, or else which object it is."""
+    """What is compared of an element: itself if that is a value, or else which object it is. (Zeros
+    that are equal may differ in their signs.)"""
+    if type(value) is complex or (type(value) is float and value == 0):
+        return (type(value), repr(value))
     return (type(value), value) if type(value) in ATOMS and value == value else id(value)
 
 

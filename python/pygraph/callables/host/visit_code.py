@@ -20,7 +20,7 @@ from pygraph.callables.host.user_code import (
     modules_imported_by,
 )
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
-from pygraph.callables.host.walk import Object, Walk
+from pygraph.callables.host.walk import Object, Walk, may_change_its_class
 
 CODE = (types.FunctionType, types.ModuleType, type)
 _BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
@@ -164,8 +164,8 @@ def visit_reference(walk: Walk, value: Any, path: str) -> None:
 def visit_class(walk: Walk, type_: type, path: str) -> None:
     """Attributes of the program's own classes; of others which objects they are, and functions of
     the program's among them."""
-    walk.add_slot(path, Object(type, id(type_)))
     metaclass: type = type(type_)
+    walk.add_slot(path, Object(metaclass, id(type_)))
     if isinstance(type_, abc.ABCMeta) and _is_of_program(type_):
         walk.add_probe(f"{path}#registered", abc.get_cache_token)
     for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
@@ -173,6 +173,8 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
             continue
         getattr(class_, "__doc__", None)  # gives it a version
         walk.found.classes.append(class_)
+        if may_change_its_class(class_):
+            walk.found.instances.append(class_)
         items = list(vars(class_).items())
         kept = {k: v for k, v in items if k not in OF_PYTHON and not is_hook(v)}
         if _is_of_program(class_):

@@ -55,7 +55,7 @@ def visit_items(walk: Walk, value: Iterable[Any], path: str) -> None:
 
 def visit_set(walk: Walk, value: Any, path: str) -> None:
     items = items_of_set(value)
-    walk.add_slot(f"{path}#items", frozenset(map(probes.key, items)))
+    walk.add_slot(f"{path}#items", tuple(map(probes.key, items)))  # a program can see their order
     if isinstance(value, set):
         walk.found.sets.append(value)
     visit_held(walk, (item for item in items if type(item) not in probes.ATOMS), f"{path}#item")

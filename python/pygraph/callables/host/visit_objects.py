@@ -14,7 +14,7 @@ from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
-from pygraph.callables.host.walk import Object, Unseen, Walk
+from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_class
 
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
@@ -76,9 +76,9 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if isinstance(attributes, dict):
         walk.found.instances.append(value)
         _visit_attributes(walk, value, attributes, path)
+    elif may_change_its_class(value):
+        walk.found.instances.append(value)
     has_slots = _visit_slots(walk, value, path)
-    if has_slots and not isinstance(attributes, dict):
-        walk.found.instances.append(value)  # whose class may become another one
     probe = probes.probe_of(value)
     if probe is not None:
         walk.add_probe(path, probe)

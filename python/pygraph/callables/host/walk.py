@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pygraph.callables.host import probes
+_IMMUTABLE = 1 << 8  # a flag of classes: Py_TPFLAGS_IMMUTABLETYPE
 
 
 class Unseen(RuntimeError):
@@ -45,6 +45,11 @@ class Reachable:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
         self.schedulers: dict[str, torch.optim.lr_scheduler.LRScheduler] = {}  # by path
         self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
+
+
+def may_change_its_class(value: Any) -> bool:
+    """Whether an assignment to ``__class__`` may give an object another one."""
+    return not type(value).__flags__ & _IMMUTABLE
 
 
 def content_of_member(value: Any, member: types.MemberDescriptorType) -> tuple[Any, ...]:
@@ -90,9 +95,10 @@ class Walk:
         """What an object has in a place of its class, such as one of ``__slots__``."""
         content = content_of_member(value, member)
         self.found.members.append((value, member))
-        self.add_slot(path, probes.key(content[0]) if content else "nothing was assigned yet")
         for item in content:
             self.visit_later(item, path)
+        if not content:
+            self.add_slot(path, Object(types.MemberDescriptorType, id(member)))  # nothing is in it
 
     def add_probe(self, path: str, probe: Callable[[], Any]) -> None:
         self.found.probes.append((path, probe))
