@@ -123,6 +123,9 @@ void bind_gradients(py::module_& m) {
   m.def("gradients_lie_in", [](const py::list& tensors, const py::list& others) {
     return gradients_lie_in(tensors.ptr(), others.ptr());
   });
+  m.def("gradients_share_memory", [](const py::list& tensors, const py::list& others) {
+    return gradients_share_memory(tensors.ptr(), others.ptr());
+  });
   m.def("bump_gradient_versions",
         [](const py::list& tensors) { bump_gradient_versions(tensors.ptr()); });
   m.def("gradients_of", [](const py::list& tensors) {

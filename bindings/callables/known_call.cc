@@ -78,6 +78,8 @@ KnownCall::KnownCall(const py::dict& kind)
       written_arguments_(part("written_arguments", &PyList_Type)),
       beside_(part("beside", &PyList_Type)),
       neighbours_(part("neighbours", &PyList_Type)),
+      sharing_(part("sharing", &PyList_Type)),
+      shared_with_(part("shared_with", &PyList_Type)),
       counted_(part("counted", &PyList_Type)),
       written_neighbours_(part("written_neighbours", &PyList_Type)),
       made_(part("made", &PyList_Type)),
@@ -117,7 +119,9 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
   ReplayClocks::end(ReplayPart::kHost);
   inputs.gradients = gradients_of(used_);
   if (count_of(used_) > 0 && gradient_layouts(used_) != layouts_) return false;
-  if (!gradients_lie_in(beside_, neighbours_)) return false;
+  if (!gradients_lie_in(beside_, neighbours_) || !gradients_share_memory(sharing_, shared_with_)) {
+    return false;
+  }
   const bool uses_gradients = !inputs.gradients.empty();
   for (const py::handle gradient : inputs.gradients) {
     if (THPVariable_Unpack(gradient.ptr()).layout() != c10::kStrided) return false;

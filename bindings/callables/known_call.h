@@ -68,7 +68,9 @@ class KnownCall {
   PyObject* written_arguments_;
   PyObject* beside_;      // tensors whose gradients lie in the memory of neighbours_
   PyObject* neighbours_;  // tensors
-  PyObject* counted_;     // tensors whose gradients are written
+  PyObject* sharing_;     // tensors whose gradients lie in one memory with those of shared_with_
+  PyObject* shared_with_;
+  PyObject* counted_;  // tensors whose gradients are written
   PyObject* written_neighbours_;
   PyObject* made_;
   PyObject* cleared_;

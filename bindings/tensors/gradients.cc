@@ -126,15 +126,26 @@ static const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
              : nullptr;
 }
 
-bool gradients_lie_in(PyObject* tensors, PyObject* others) {
+// Of two lists of tensors. `other`: the tensor whose memory the gradient is to lie in.
+template <class Other>
+static bool lie_in(PyObject* tensors, PyObject* others, Other other) {
   if (PyList_GET_SIZE(tensors) != PyList_GET_SIZE(others)) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     const auto* memory = memory_of(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).grad());
-    if (memory == nullptr || memory != memory_of(THPVariable_Unpack(PyList_GET_ITEM(others, i)))) {
-      return false;
-    }
+    const at::Tensor& its = other(THPVariable_Unpack(PyList_GET_ITEM(others, i)));
+    if (memory == nullptr || memory != memory_of(its)) return false;
   }
   return true;
+}
+
+bool gradients_lie_in(PyObject* tensors, PyObject* others) {
+  return lie_in(tensors, others,
+                [](const at::Tensor& tensor) -> const at::Tensor& { return tensor; });
+}
+
+bool gradients_share_memory(PyObject* tensors, PyObject* others) {
+  return lie_in(tensors, others,
+                [](const at::Tensor& tensor) -> const at::Tensor& { return tensor.grad(); });
 }
 
 void bump_gradient_versions(PyObject* tensors) {

@@ -19,6 +19,8 @@ std::string gradient_layouts(PyObject* tensors);
 // Whether the gradient of each tensor of a list lies in the memory of the other list's tensor of
 // the same number.
 bool gradients_lie_in(PyObject* tensors, PyObject* others);
+// The same, of the memory of the other tensor's gradient.
+bool gradients_share_memory(PyObject* tensors, PyObject* others);
 
 // Tells autograd that the gradients that the tensors of a list have were written.
 void bump_gradient_versions(PyObject* tensors);

@@ -44,6 +44,8 @@ class KnownCall(OfStep):
     layouts: bytes  # of the gradients of `used` before a call
     beside: list[torch.Tensor]  # by neighbour: the tensor whose gradient lies in the same memory
     neighbours: list[torch.Tensor]
+    sharing: list[torch.Tensor]  # whose gradients lie in one memory with those of `shared_with`
+    shared_with: list[torch.Tensor]
     written_state: list[int]  # positions
     written_arguments: list[int]
     counted: list[torch.Tensor]  # whose gradients from before are written

@@ -21,6 +21,9 @@ class UsedGradients:
     The callable may reach the memory of such a gradient through other tensors, too. neighbours: these;
     beside: for each of them, the tensor that has the gradient. written: positions of neighbours that
     the call has written to, as far as autograd was told.
+
+    sharing, shared_with: tensors whose gradients lie in one memory with each other's, such as parts of
+    one flat tensor.
     """
 
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -29,6 +32,8 @@ class UsedGradients:
     neighbours: list[torch.Tensor] = dataclasses.field(default_factory=list)
     beside: list[torch.Tensor] = dataclasses.field(default_factory=list)
     written: list[int] = dataclasses.field(default_factory=list)
+    sharing: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    shared_with: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def hold(self) -> bool:
         """Whether the gradients lie in memory as they did."""
@@ -36,6 +41,8 @@ class UsedGradients:
             return True
         engine = runtime.engine()
         if engine.gradient_layouts(self.tensors) != self.layouts:
+            return False
+        if not engine.gradients_share_memory(self.sharing, self.shared_with):
             return False
         return engine.gradients_lie_in(self.beside, self.neighbours)
 
@@ -56,9 +63,10 @@ class OldGradients:
             by_address.setdefault(address_of(tensor), []).append(tensor)
         by_address.pop(0, None)  # of what has no memory
         layouts_of = runtime.engine().gradient_layouts
+        addresses = [address_of(tensor.grad) for tensor in tensors]
         self._of = {
-            id(tensor): (layouts_of([tensor]), by_address.get(address_of(tensor.grad), []))
-            for tensor in tensors
+            id(tensor): (layouts_of([tensor]), address, by_address.get(address, []))
+            for tensor, address in zip(tensors, addresses, strict=True)
         }
 
     def used(self, gradients: Sequence[Gradient], written: Sequence[torch.Tensor]) -> UsedGradients:
@@ -67,8 +75,12 @@ class OldGradients:
         found = UsedGradients([gradient.tensor for gradient in gradients if gradient.is_used])
         found.counted = [of.tensor for of in gradients if of.is_used and of.is_counted]
         known = set(map(id, written))
+        first: dict[int, torch.Tensor] = {}  # by address
         for tensor in found.tensors:
-            layouts, neighbours = self._of[id(tensor)]
+            layouts, address, neighbours = self._of[id(tensor)]
+            if address and first.setdefault(address, tensor) is not tensor:
+                found.sharing.append(tensor)
+                found.shared_with.append(first[address])
             found.layouts += layouts
             found.neighbours += neighbours
             found.beside += [tensor] * len(neighbours)

@@ -260,6 +260,8 @@ class Variant:
             "layouts": self._gradients.layouts,
             "beside": self._gradients.beside,
             "neighbours": self._gradients.neighbours,
+            "sharing": self._gradients.sharing,
+            "shared_with": self._gradients.shared_with,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
             "counted": self._gradients.counted,
