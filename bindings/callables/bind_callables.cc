@@ -120,6 +120,14 @@ void bind_gradients(py::module_& m) {
   });
   m.def("gradient_layouts",
         [](const py::list& tensors) { return py::bytes(gradient_layouts(tensors.ptr())); });
+  m.def("gradients_lie_in", [](const py::list& tensors, const py::list& others) {
+    return gradients_lie_in(tensors.ptr(), others.ptr());
+  });
+  m.def("gradients_share_memory", [](const py::list& tensors, const py::list& others) {
+    return gradients_share_memory(tensors.ptr(), others.ptr());
+  });
+  m.def("bump_gradient_versions",
+        [](const py::list& tensors) { bump_gradient_versions(tensors.ptr()); });
   m.def("gradients_of", [](const py::list& tensors) {
     py::list gradients;
     for (const py::handle& tensor : tensors) {

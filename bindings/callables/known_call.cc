@@ -52,10 +52,10 @@ py::list joined(PyObject* some, const py::list& others) {
   return all;
 }
 
-void bump_versions(const py::list& tensors, PyObject* positions) {
+void bump_versions(PyObject* tensors, PyObject* positions) {
   for (Py_ssize_t i = 0; i < count_of(positions); ++i) {
     const Py_ssize_t position = PyLong_AsSsize_t(PyList_GET_ITEM(positions, i));
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors.ptr(), position));
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, position));
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
@@ -76,7 +76,12 @@ KnownCall::KnownCall(const py::dict& kind)
       state_tensors_(part("state_tensors", &PyList_Type)),
       written_state_(part("written_state", &PyList_Type)),
       written_arguments_(part("written_arguments", &PyList_Type)),
-      written_gradients_(part("written_gradients", &PyList_Type)),
+      beside_(part("beside", &PyList_Type)),
+      neighbours_(part("neighbours", &PyList_Type)),
+      sharing_(part("sharing", &PyList_Type)),
+      shared_with_(part("shared_with", &PyList_Type)),
+      counted_(part("counted", &PyList_Type)),
+      written_neighbours_(part("written_neighbours", &PyList_Type)),
       made_(part("made", &PyList_Type)),
       cleared_(part("cleared", &PyList_Type)),
       result_of_(part("result_of", nullptr)),
@@ -114,6 +119,9 @@ bool KnownCall::fits(const py::tuple& args, const py::dict& kwargs, CallInputs& 
   ReplayClocks::end(ReplayPart::kHost);
   inputs.gradients = gradients_of(used_);
   if (count_of(used_) > 0 && gradient_layouts(used_) != layouts_) return false;
+  if (!gradients_lie_in(beside_, neighbours_) || !gradients_share_memory(sharing_, shared_with_)) {
+    return false;
+  }
   const bool uses_gradients = !inputs.gradients.empty();
   for (const py::handle gradient : inputs.gradients) {
     if (THPVariable_Unpack(gradient.ptr()).layout() != c10::kStrided) return false;
@@ -221,8 +229,9 @@ void KnownCall::leave_gradients(const py::object& outputs) const {
 
 py::tuple KnownCall::finish(const CallInputs& inputs, const py::object& outputs) const {
   state_->bump_versions(py::reinterpret_borrow<py::list>(written_state_));
-  bump_versions(inputs.tensors, written_arguments_);
-  bump_versions(inputs.gradients, written_gradients_);
+  bump_versions(inputs.tensors.ptr(), written_arguments_);
+  bump_gradient_versions(counted_);
+  bump_versions(neighbours_, written_neighbours_);
   ReplayClocks::end(ReplayPart::kVersions);
   try {
     leave_gradients(outputs);

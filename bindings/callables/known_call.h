@@ -66,7 +66,12 @@ class KnownCall {
   PyObject* state_tensors_;
   PyObject* written_state_;
   PyObject* written_arguments_;
-  PyObject* written_gradients_;
+  PyObject* beside_;      // tensors whose gradients lie in the memory of neighbours_
+  PyObject* neighbours_;  // tensors
+  PyObject* sharing_;     // tensors whose gradients lie in one memory with those of shared_with_
+  PyObject* shared_with_;
+  PyObject* counted_;  // tensors whose gradients are written
+  PyObject* written_neighbours_;
   PyObject* made_;
   PyObject* cleared_;
   PyObject* result_of_;  // a function, or None

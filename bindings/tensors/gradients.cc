@@ -120,6 +120,42 @@ std::string gradient_layouts(PyObject* tensors) {
   return layouts;
 }
 
+static const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage()
+             ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+             : nullptr;
+}
+
+// Of two lists of tensors. `other`: the tensor whose memory the gradient is to lie in.
+template <class Other>
+static bool lie_in(PyObject* tensors, PyObject* others, Other other) {
+  if (PyList_GET_SIZE(tensors) != PyList_GET_SIZE(others)) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const auto* memory = memory_of(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).grad());
+    const at::Tensor& its = other(THPVariable_Unpack(PyList_GET_ITEM(others, i)));
+    if (memory == nullptr || memory != memory_of(its)) return false;
+  }
+  return true;
+}
+
+bool gradients_lie_in(PyObject* tensors, PyObject* others) {
+  return lie_in(tensors, others,
+                [](const at::Tensor& tensor) -> const at::Tensor& { return tensor; });
+}
+
+bool gradients_share_memory(PyObject* tensors, PyObject* others) {
+  return lie_in(tensors, others,
+                [](const at::Tensor& tensor) -> const at::Tensor& { return tensor.grad(); });
+}
+
+void bump_gradient_versions(PyObject* tensors) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& gradient = THPVariable_Unpack(PyList_GET_ITEM(tensors, i)).grad();
+    if (!gradient.defined() || gradient.is_inference()) continue;
+    gradient.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern) {
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   if (static_cast<size_t>(count) != pattern.size()) return false;

@@ -16,6 +16,14 @@ bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
 // What a graph that adds to gradients depends on, of each tensor of a list: whether it has a
 // gradient, and its type and layout in its storage.
 std::string gradient_layouts(PyObject* tensors);
+// Whether the gradient of each tensor of a list lies in the memory of the other list's tensor of
+// the same number.
+bool gradients_lie_in(PyObject* tensors, PyObject* others);
+// The same, of the memory of the other tensor's gradient.
+bool gradients_share_memory(PyObject* tensors, PyObject* others);
+
+// Tells autograd that the gradients that the tensors of a list have were written.
+void bump_gradient_versions(PyObject* tensors);
 
 // As `tensor.grad = gradient` in Python, if PyTorch's setter would do nothing but store it; else
 // false, and nothing is done.

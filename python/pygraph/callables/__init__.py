@@ -14,6 +14,7 @@ An observed call runs uncaptured and shows whether the callable can have a graph
 
     observed_call        makes the call and finds what it used and changed (observation)
     refusals             why there can be no graph
+    used_gradients       gradients from before that it uses: where they lie, which of them it writes
 
 Then the callable becomes the function of a partition, which records and replays it:
 

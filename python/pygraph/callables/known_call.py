@@ -42,9 +42,14 @@ class KnownCall(OfStep):
     probes_hold: Callable[[], bool] | None
     pattern: bytes  # which of `differentiated` have gradients before a call
     layouts: bytes  # of the gradients of `used` before a call
+    beside: list[torch.Tensor]  # by neighbour: the tensor whose gradient lies in the same memory
+    neighbours: list[torch.Tensor]
+    sharing: list[torch.Tensor]  # whose gradients lie in one memory with those of `shared_with`
+    shared_with: list[torch.Tensor]
     written_state: list[int]  # positions
     written_arguments: list[int]
-    written_gradients: list[int]  # among those of `used`
+    counted: list[torch.Tensor]  # whose gradients from before are written
+    written_neighbours: list[int]
     # The engine's callable, or a function of the list of inputs that returns the outputs, or None where
     # no graph serves the call.
     replay: Any

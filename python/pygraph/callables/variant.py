@@ -27,6 +27,7 @@ from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction
 from pygraph.callables.surroundings import Surroundings
+from pygraph.callables.used_gradients import OldGradients, UsedGradients
 from pygraph.options import Options
 from pygraph.partition.partition import Partition
 from pygraph.partition.signature import PartitionInfo
@@ -64,9 +65,8 @@ class Variant:
         # writing to all that they are given; autograd would not.)
         self._written_state: list[int] = []
         self._written_arguments: list[int] = []
-        self._written_gradients: list[int] = []  # among those from before that are used
+        self._gradients = UsedGradients()  # from before
         self._pattern = b""  # which tensors have gradients before a call
-        self._layouts = b""  # of those gradients that it uses, by the engine
 
     def observe(
         self,
@@ -88,8 +88,9 @@ class Variant:
         values = [number.values() for number in numbers]
         counts = HostCounts(before.found.optimizers)
         pattern = runtime.engine().gradient_pattern(watched_tensors(before))
-        layouts = _layouts_of_gradients(watched_tensors(before))
-        known = [*arguments.tensors, *before.found.tensors.values()]
+        reachable = list(before.found.tensors.values())
+        gradients = OldGradients(watched_tensors(before), reachable)
+        known = [*arguments.tensors, *reachable]
         versions = [version_of(tensor) for tensor in known]
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
@@ -114,7 +115,7 @@ class Variant:
             written = [tensor for tensor, version in pairs if version_of(tensor) != version]
             self._conclude(seen, arguments, pattern, device, written)
             if self._around is not None:
-                self._layouts = b"".join(layouts.get(id(tensor), b"?") for tensor in self._around.used)
+                self._gradients = gradients.used(seen.gradients, written)
         return seen.result
 
     def _conclude(
@@ -149,8 +150,6 @@ class Variant:
         self._written_arguments = [
             i for i, t in enumerate(arguments.tensors) if any(t is tensor for tensor in written)
         ]
-        used = [gradient for gradient in seen.gradients if gradient.is_used]
-        self._written_gradients = [i for i, gradient in enumerate(used) if gradient.is_counted]
         step: StepFunction
         if seen.form.is_differentiable:
             backwards = Backwards(self.name, around, self._options)
@@ -193,9 +192,9 @@ class Variant:
             return False
         if around.numbers.are_read or not around.numbers.can_be_followed():
             return False
-        if around.used and runtime.engine().gradient_layouts(around.used) != self._layouts:
-            return False
-        return runtime.engine().has_gradient_pattern(around.tensors, self._pattern)
+        return self._gradients.hold() and runtime.engine().has_gradient_pattern(
+            around.tensors, self._pattern
+        )
 
     @property
     def reads_numbers(self) -> bool:
@@ -258,10 +257,15 @@ class Variant:
             "held": (form, host.held),
             "probes_hold": host.probes_hold if host.found.probes else None,
             "pattern": self._pattern,
-            "layouts": self._layouts,
+            "layouts": self._gradients.layouts,
+            "beside": self._gradients.beside,
+            "neighbours": self._gradients.neighbours,
+            "sharing": self._gradients.sharing,
+            "shared_with": self._gradients.shared_with,
             "written_state": self._written_state,
             "written_arguments": self._written_arguments,
-            "written_gradients": self._written_gradients,
+            "counted": self._gradients.counted,
+            "written_neighbours": self._gradients.written,
             "replay": partition.replay,
         }
 
@@ -275,21 +279,13 @@ class Variant:
         assert self._around is not None
         self._around.state.bump_versions(self._written_state)
         runtime.engine().bump_versions(arguments.tensors, self._written_arguments)
-        if self._written_gradients:
-            gradients = self._around.used_gradients()
-            runtime.engine().bump_versions(gradients, self._written_gradients)
+        self._gradients.bump_versions()
 
     def _followed(self, host: HostState) -> list[Rated]:
         return followed(host.found.optimizers.values(), self._adapts)
 
     def _numbers(self, host: HostState, rated: list[Rated]) -> list[FusedNumber]:
         return numbers_of(host, rated) if self._follows_numbers else []
-
-
-def _layouts_of_gradients(tensors: list[torch.Tensor]) -> dict[int, bytes]:
-    """By the tensor's id."""
-    of = runtime.engine().gradient_layouts
-    return {id(tensor): of([tensor]) for tensor in tensors}
 
 
 def _hooks_are_active() -> bool:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from .attacked import assert_follows
+import pygraph
+
+from .attacked import X, assert_follows, replays
 
 
 def test_conjugate_bit(partitions: Any) -> None:
@@ -31,6 +33,31 @@ def test_first_attribute_of_a_tensor(partitions: Any) -> None:
     c = torch.ones(4)
     f = lambda x: x * getattr(c, "scale", 1.0)  # noqa: E731
     assert_follows(partitions, f, lambda: setattr(c, "scale", 3.0))
+
+
+def test_other_attributes_of_a_tensor(partitions: Any) -> None:
+    c = torch.ones(4)
+    vars(c)["scale"] = 2.0
+
+    def change() -> None:
+        c.__dict__ = {"scale": 3.0}
+
+    assert_follows(partitions, lambda x: x * c.scale, change)  # type: ignore[attr-defined]
+
+
+def test_first_attribute_of_a_parameter_that_the_call_writes(partitions: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+
+    @torch.no_grad()
+    def f(x: torch.Tensor) -> torch.Tensor:
+        p.mul_(getattr(p, "decay", 1.0))
+        return x * p
+
+    graphed = pygraph.graph(f)
+    for _ in range(8):
+        graphed(X)
+    p.decay = 2.0  # type: ignore[attr-defined]
+    assert torch.equal(graphed(X), 2 * X), f"{replays(partitions)} replays"
 
 
 class _Scaled(torch.Tensor):

@@ -58,9 +58,27 @@ def test_another_layout(partitions: Any, change: Callable[[_Program], None]) -> 
             )
 
 
-def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
+def _hook(parameter: torch.nn.Parameter, is_before: bool) -> Any:
+    """Keeps the node alive."""
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    if is_before:
+        return node.register_prehook(lambda gradients: (3 * gradients[0],)), node
+
+    def triple(*_: Any) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(3)
+
+    return node.register_hook(triple), node
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("is_hooked_first", [True, False])
+def test_a_hook_of_the_node_that_accumulates(
+    partitions: Any, is_before: bool, is_held: bool, is_hooked_first: bool
+) -> None:
     p = torch.nn.Parameter(torch.ones(4))
-    node = torch.autograd.graph.get_gradient_edge(p).node
+    node = torch.autograd.graph.get_gradient_edge(p).node if is_held else None
 
     def call(x: torch.Tensor) -> torch.Tensor:
         p.grad = None
@@ -70,10 +88,22 @@ def test_a_hook_of_the_node_that_accumulates(partitions: Any) -> None:
 
     x = torch.arange(4.0)
     graphed = pygraph.graph(call)
+    first = _hook(p, is_before) if is_hooked_first else None
     for _ in range(8):
         graphed(x)
-    node.register_prehook(lambda gradients: (3 * gradients[0],))
-    assert torch.equal(graphed(x), call(x)), f"{replays(partitions)} replays"
+    hooked = _hook(p, is_before)
+    assert torch.equal(graphed(x), (9 if is_hooked_first else 3) * x), f"{replays(partitions)} replays"
+    del node, first, hooked
+
+
+def test_a_hook_where_no_backward_runs(partitions: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+    hooked = _hook(p, is_before=True)
+    graphed = pygraph.graph(torch.no_grad()(lambda x: p.mul_(2) * x))
+    for i in range(8):
+        assert torch.equal(graphed(torch.ones(4)), torch.full((4,), 2.0 ** (i + 1)))
+    assert replays(partitions) > 2
+    del hooked
 
 
 def test_hooks_of_the_node_that_accumulates_from_the_start(partitions: Any) -> None:

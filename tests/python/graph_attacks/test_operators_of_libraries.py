@@ -41,3 +41,23 @@ def test_an_overload_that_a_rehearsal_has_made_stays(partitions: Any) -> None:
     with _Seen() as seen:
         packet(X)
     assert seen.found[0] is packet.default
+
+
+def test_an_operator_that_a_rehearsal_has_made_stays(partitions: Any) -> None:
+    """The program names it, and its calls do not come to that line."""
+    _LIBRARY.define("thrice(Tensor x) -> Tensor")
+    _LIBRARY.impl("thrice", lambda x: 3 * x, "CPU")
+    operator = torch._C._jit_get_operation("kept_overloads::thrice")[0]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() > 4:
+            return torch.ops.kept_overloads.thrice(x)
+        return operator(x)  # type: ignore[no-any-return]
+
+    graphed = pygraph.graph(call)
+    for _ in range(6):
+        graphed(X)
+    assert "thrice" in vars(torch.ops.kept_overloads)
+    with _Seen() as seen:
+        operator(X)
+    assert seen.found[0] is torch.ops.kept_overloads.thrice.default

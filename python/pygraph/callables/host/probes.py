@@ -81,7 +81,7 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
         plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
         return lambda: plain.__repr__(value)
     if isinstance(value, BaseException):
-        return lambda: tuple(map(key, value.args))
+        return lambda: tuple(map(key, _parts_of_exception(value)))
     if isinstance(value, decimal.Decimal):
         return _decimal_context
     if isinstance(value, queue.SimpleQueue):
@@ -106,10 +106,14 @@ def contents_of(value: Any) -> list[Any]:
     if isinstance(value, slice):
         return [value.start, value.stop, value.step]
     if isinstance(value, BaseException):
-        return list(value.args)
+        return _parts_of_exception(value)
     if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "hasobject", False):
         return list(value.ravel().tolist())
     return []
+
+
+def _parts_of_exception(error: BaseException) -> list[Any]:
+    return [error.__cause__, error.__context__, *error.args]
 
 
 def flag_of(value: Any) -> Callable[[], Any] | None:

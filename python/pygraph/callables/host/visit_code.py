@@ -10,6 +10,8 @@ import sys
 import types
 from typing import Any
 
+import torch
+
 from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
@@ -85,6 +87,8 @@ def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path
     for name in chain:
         if name == "__dict__" and module is not None:
             break
+        if isinstance(module, torch._ops._OpNamespace):
+            getattr(module, name, None)  # makes it for good, as a rehearsal would
         walk.found.dicts.append((scope, (name,), ()))
         value = scope.get(name, walk)
         if value is walk:

@@ -122,10 +122,11 @@ def _visit_script(walk: Walk, module: Any, path: str) -> None:
 
 
 def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
-    """Also private ones, whose names have the class's in them."""
+    """Also private ones, whose names have the class's in them; and what exceptions have in C, such as
+    the value of a ``StopIteration``."""
     found = False
     for class_ in type(value).__mro__:
-        if "__slots__" not in vars(class_):
+        if "__slots__" not in vars(class_) and not issubclass(class_, BaseException):
             continue
         for name, member in list(vars(class_).items()):
             if isinstance(member, types.MemberDescriptorType):
