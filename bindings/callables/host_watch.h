@@ -52,8 +52,8 @@ class HostWatch {
   void add_function(pybind11::handle function);
   // Watches its class, and which dictionary holds its attributes.
   void add_instance(pybind11::handle instance);
-  // Watches its version, which changes if an attribute of it or of its bases is set. False if Python
-  // has none for it: from 3.13 on it gives a class 1000 of them, and then no more.
+  // Watches its version, which changes if an attribute of it or of its bases is set. False if
+  // Python has none for it: from 3.13 on it gives a class 1000 of them, and then no more.
   bool add_class(const pybind11::type& type);
   // Watches its attributes and bases themselves, which are not restored. `bases`: its `__mro__`.
   // `dict`: the dictionary behind its `__dict__`; the others as of add_whole_dict().

@@ -207,6 +207,7 @@ def test_one_that_came_while_it_recorded_is_known_to_callers(
         options=SimpleNamespace(record_capacity_gib=1, lanes=1, verify=True),
         function=None,
         args=[],
+        kept=None,
         may_donate=False,
     )
     with pytest.raises(_Late):
