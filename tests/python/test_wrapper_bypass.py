@@ -9,6 +9,7 @@ import torch
 
 from pygraph import operators
 from pygraph.compile.wrapper_bypass import Route, find_route
+from pygraph.fx_passes import fake_operators  # noqa: F401  for _sends, which the compiler traces
 
 from .inductor_kernels import generate_module
 
