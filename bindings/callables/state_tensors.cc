@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -11,8 +12,14 @@
 namespace pygraph::bindings {
 namespace {
 
-const torch::autograd::AutogradMeta* autograd_of(const c10::TensorImpl& tensor) {
-  return static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+torch::autograd::AutogradMeta* autograd_of(const c10::TensorImpl& tensor) {
+  return static_cast<torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+}
+
+// Locked, because an operator of another thread, without Python's lock, may make the node.
+bool has_accumulator(torch::autograd::AutogradMeta& autograd) {
+  const std::lock_guard lock(autograd.mutex_);
+  return !autograd.grad_accumulator_.expired();
 }
 
 const THPVariable& variable_of(PyObject* object) {
@@ -62,7 +69,7 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
   }
   const c10::TensorImpl& tensor = *owner.tensor._unsafe_get_target();
   PyObject* object = watch_.tensor(watched);
-  const auto* autograd = autograd_of(tensor);
+  auto* autograd = autograd_of(tensor);
   const THPVariable& variable = variable_of(object);
   const bool has_hooks =
       variable.backward_hooks != nullptr || variable.post_accumulate_grad_hooks != nullptr;
@@ -125,8 +132,8 @@ bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& ten
 bool StateTensors::has_its_autograd(const Entry& entry) {
   const THPVariable& variable = variable_of(entry.object);
   // A node that accumulates may have hooks, which holds() asks for.
-  return entry.autograd->grad_accumulator_.expired() && variable.backward_hooks == nullptr &&
-         variable.post_accumulate_grad_hooks == nullptr &&
+  if (entry.requires_grad && has_accumulator(*entry.autograd)) return false;
+  return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
          entry.autograd->requires_grad_ == entry.requires_grad && !entry.autograd->grad_fn_ &&
          (entry.gradient == Gradient::kAny ||
           entry.autograd->grad_.defined() == (entry.gradient == Gradient::kSome));

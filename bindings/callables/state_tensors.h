@@ -42,7 +42,7 @@ class StateTensors {
     const c10::StorageImpl* storage;
     PyObject* object;
     PyTypeObject* type;
-    const torch::autograd::AutogradMeta* autograd;  // null if it has none
+    torch::autograd::AutogradMeta* autograd;  // null if it has none
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
     Gradient gradient;

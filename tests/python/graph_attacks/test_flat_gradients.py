@@ -12,28 +12,39 @@ import pygraph
 from .attacked import X, replays
 
 
-def test_a_gradient_leaves_the_memory_of_a_flat_tensor(partitions: Any) -> None:
-    def program() -> Any:
-        p = torch.nn.Parameter(torch.ones(4))
-        flat = torch.zeros(4)
-        p.grad = flat[:]
+class _Flat:
+    """A parameter whose gradient lies in a flat tensor, which the step clears."""
 
-        def call(x: torch.Tensor) -> None:
-            flat.zero_()
-            (p * x).sum().backward()
+    def __init__(self) -> None:
+        self.p = torch.nn.Parameter(torch.ones(4))
+        self.flat = torch.zeros(4)
+        self.p.grad = self.flat[:]
 
-        return p, flat, call
+    def call(self, x: torch.Tensor) -> None:
+        self.flat.zero_()
+        (self.p * x).sum().backward()  # type: ignore[no-untyped-call]
 
-    (p, flat, ours), (q, other, theirs) = program(), program()
-    graphed = pygraph.graph(ours)
+    def replace_gradient(self) -> None:
+        self.p.grad = torch.ones(4)
+
+    def replace_memory_of_flat(self) -> None:
+        self.flat.data = torch.ones(4)
+
+
+@pytest.mark.parametrize("change", [_Flat.replace_gradient, _Flat.replace_memory_of_flat])
+def test_a_gradient_and_a_flat_tensor_part(partitions: Any, change: Any) -> None:
+    ours, theirs = _Flat(), _Flat()
+    graphed = pygraph.graph(ours.call)
     for i in range(14):
         if i == 10:
-            p.grad, q.grad = torch.ones(4), torch.ones(4)
+            assert replays(partitions) >= 2
+            change(ours)
+            change(theirs)
         graphed(X)
-        theirs(X)
-        assert torch.equal(p.grad, q.grad), f"call {i}, {replays(partitions)} replays"
-        assert torch.equal(flat, other)
-    assert replays(partitions) >= 2
+        theirs.call(X)
+        assert ours.p.grad is not None and theirs.p.grad is not None
+        assert torch.equal(ours.p.grad, theirs.p.grad), f"call {i}, {replays(partitions)} replays"
+        assert torch.equal(ours.flat, theirs.flat)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -61,26 +72,3 @@ def test_one_of_two_gradients_leaves_their_memory(partitions: Any, number: int) 
         for a, b in zip(own, other, strict=True):
             assert torch.equal(a.grad, b.grad), f"call {i}, {replays(partitions)} replays"
     assert replays(partitions) >= 2
-
-
-def test_a_flat_tensor_gets_other_memory(partitions: Any) -> None:
-    def program() -> Any:
-        p = torch.nn.Parameter(torch.ones(4))
-        flat = torch.zeros(4)
-        p.grad = flat[:]
-
-        def call(x: torch.Tensor) -> None:
-            flat.zero_()
-            (p * x).sum().backward()
-
-        return p, flat, call
-
-    (p, flat, ours), (q, other, theirs) = program(), program()
-    graphed = pygraph.graph(ours)
-    for i in range(14):
-        if i == 10:
-            flat.data, other.data = torch.ones(4), torch.ones(4)
-        graphed(X)
-        theirs(X)
-        assert torch.equal(p.grad, q.grad), f"call {i}, {replays(partitions)} replays"
-        assert torch.equal(flat, other)
