@@ -16,10 +16,15 @@ torch::autograd::AutogradMeta* autograd_of(const c10::TensorImpl& tensor) {
   return static_cast<torch::autograd::AutogradMeta*>(tensor.autograd_meta());
 }
 
-// Locked, because an operator of another thread, without Python's lock, may make the node.
-bool has_accumulator(torch::autograd::AutogradMeta& autograd) {
-  const std::lock_guard lock(autograd.mutex_);
-  return !autograd.grad_accumulator_.expired();
+// Whether two references are to the same node, or both to none. Reads nothing of the node.
+template <class T>
+bool is_same_node(const std::weak_ptr<T>& one, const std::weak_ptr<T>& other) {
+  return !one.owner_before(other) && !other.owner_before(one);
+}
+
+template <class T>
+bool is_same_node(const c10::weak_intrusive_ptr<T>& one, const c10::weak_intrusive_ptr<T>& other) {
+  return one._unsafe_get_target() == other._unsafe_get_target();
 }
 
 const THPVariable& variable_of(PyObject* object) {
@@ -82,10 +87,22 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
                       tensor.key_set(), tensor.dtype(), Gradient::kAny,
                       autograd != nullptr && autograd->requires_grad_,
                       static_cast<uint32_t>(tensor.dim()), layouts_.size(), watched});
+  note_dead_accumulator(entries_.back());
   layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
   layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
   layouts_.push_back(tensor.storage_offset());
   return true;
+}
+
+// A node that has gone does not come back, and its memory is not reused while a reference is left.
+// Locked, because an operator of another thread, without Python's lock, may make another node.
+void StateTensors::note_dead_accumulator(Entry& entry) {
+  if (!entry.requires_grad || autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
+    return;
+  }
+  const std::lock_guard lock(entry.autograd->mutex_);
+  const auto& node = entry.autograd->grad_accumulator_;
+  if (node.expired()) entry.dead_accumulator = node;
 }
 
 void StateTensors::expect_gradients() {
@@ -112,8 +129,10 @@ void StateTensors::prefetch_after(size_t i) const {
   prefetch(later.tensor._unsafe_get_target(), sizeof(c10::TensorImpl));
   prefetch(later.object, sizeof(THPVariable));
   if (later.autograd == nullptr) return;
-  prefetch(&later.autograd->grad_, 2 * sizeof(void*));
-  prefetch(&later.autograd->requires_grad_, 1);
+  const torch::autograd::AutogradMeta& autograd = *later.autograd;
+  prefetch(&autograd.grad_, sizeof autograd.grad_ + sizeof autograd.grad_fn_);
+  prefetch(&autograd.grad_accumulator_, sizeof(void*));
+  prefetch(&autograd.requires_grad_, 1);
 }
 
 bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& tensor) const {
@@ -131,8 +150,12 @@ bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& ten
 // The tensor's own description, which is still there.
 bool StateTensors::has_its_autograd(const Entry& entry) {
   const THPVariable& variable = variable_of(entry.object);
-  // A node that accumulates may have hooks, which holds() asks for.
-  if (entry.requires_grad && has_accumulator(*entry.autograd)) return false;
+  // A node that accumulates may have hooks, which holds() asks for. (PyTorch may make one
+  // meanwhile, in another thread: this compares with what was there before or after.)
+  if (entry.requires_grad &&
+      !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
+    return false;
+  }
   return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
          entry.autograd->requires_grad_ == entry.requires_grad && !entry.autograd->grad_fn_ &&
          (entry.gradient == Gradient::kAny ||
@@ -188,11 +211,14 @@ bool StateTensors::rest_has_pattern() const {
   });
 }
 
-bool StateTensors::hold() const {
+bool StateTensors::hold() {
   if (watch_.tensor_count() != watched_count_) return false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     prefetch_after(i);
-    if (!is_unchanged(entries_[i]) && !holds(entries_[i])) return false;
+    Entry& entry = entries_[i];
+    if (is_unchanged(entry)) continue;
+    if (!holds(entry)) return false;
+    note_dead_accumulator(entry);
   }
   return rest_is_owned() && rest_has_pattern() &&
          std::ranges::all_of(watched_, [&](size_t i) { return watch_.tensor_holds(i); });

@@ -32,9 +32,12 @@ class StateTensors {
                std::string pattern);
 
   // state.is_valid(), has_gradient_pattern(), and what `watch` knows of its tensors.
-  bool hold() const;
+  bool hold();
 
  private:
+  // PyTorch's references to nodes, which differ between releases.
+  using StrongNode = decltype(torch::autograd::AutogradMeta::grad_fn_);
+  using WeakNode = decltype(torch::autograd::AutogradMeta::grad_accumulator_);
   enum class Gradient : uint8_t { kAny, kNone, kSome };
   // A tensor that is an owner in the state and is watched.
   struct Entry {
@@ -50,8 +53,11 @@ class StateTensors {
     uint32_t dimensions;
     size_t layout;   // in layouts_: sizes, strides, offset
     size_t watched;  // its number in the watch
+    // The last node that accumulated gradients, once it has gone; or none.
+    WeakNode dead_accumulator = WeakNode(StrongNode());
   };
   bool add(const State::Owner& owner, size_t watched);
+  static void note_dead_accumulator(Entry& entry);
   void expect_gradients();
   void prefetch_after(size_t i) const;
   bool is_unchanged(const Entry& entry) const;

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from .test_served_calls import begun, served
 
@@ -128,3 +129,29 @@ def test_a_description_that_autograd_has_made_meanwhile(partitions: Any) -> None
     module.buffer.requires_grad_().requires_grad_(False)
     graphed(torch.ones(4))
     assert served(graphed) == 1
+
+
+def test_nodes_that_accumulate_come_and_go(partitions: Any) -> None:
+    """As those that uncaptured steps make. The memory of one that has gone may become another's."""
+    module = Module()
+    graphed = begun(module.step, torch.ones(4))
+    for _ in range(3):
+        node: Any = get_gradient_edge(module.weight).node
+        graphed(torch.ones(4))
+        del node
+        graphed(torch.ones(4))
+        assert served(graphed) == 2
+    for _ in range(5):
+        node = get_gradient_edge(module.weight).node
+        del node
+    node = get_gradient_edge(module.weight).node
+    node.register_prehook(lambda gradients: (3 * gradients[0],))
+    graphed(torch.ones(4))
+    assert served(graphed) == 0
+    expected = Module()
+    expected.load_state_dict(module.state_dict())
+    expected.get_buffer("count").sub_(1)
+    expected.step(torch.ones(4))
+    gradients = [m.weight.grad for m in (module, expected)]
+    assert gradients[0] is not None and gradients[1] is not None
+    assert torch.equal(gradients[0], 3 * gradients[1])
