@@ -68,6 +68,7 @@ void HostWatch::add(WatchedDict watched, const py::tuple& keys, const py::tuple&
     watched.items.emplace_back(PyTuple_GET_ITEM(keys.ptr(), i), PyTuple_GET_ITEM(values.ptr(), i));
   }
   changes_.stop();
+  inline_values_.clear();
   looks_ = 0;
   versions_.emplace_back(watched.dict, 0);
   dicts_.push_back(std::move(watched));
@@ -241,6 +242,20 @@ void HostWatch::watch_dicts() {
   std::vector<PyObject*> dicts;
   for (const WatchedDict& watched : dicts_) dicts.push_back(watched.dict);
   changes_.watch(dicts);
+  for (const uint32_t i : changes_.untold()) {
+    const WatchedDict& watched = dicts_[i];
+    const bool is_known = !watched.items.empty() && watched.has_its_objects();
+    inline_values_.push_back(is_known ? InlineValues(watched.dict) : InlineValues());
+  }
+}
+
+bool HostWatch::untold_dicts_hold() const {
+  const std::vector<uint32_t>& untold = changes_.untold();
+  for (size_t i = 0; i < untold.size(); ++i) {
+    if (i < inline_values_.size() && inline_values_[i].are_same()) continue;
+    if (!dicts_[untold[i]].holds()) return false;
+  }
+  return true;
 }
 
 // A dictionary stays noted until it has been compared: Python may run in a comparison, and another
@@ -253,7 +268,7 @@ bool HostWatch::changed_dicts_hold() {
     if (!changes_.is_watching() || changes_.notes(i) != notes) return false;
     changes_.forget_unchanged(i);
   }
-  return std::ranges::all_of(changes_.untold(), [&](uint32_t i) { return dicts_[i].holds(); });
+  return untold_dicts_hold();
 }
 
 bool HostWatch::holds_beside_tensors() {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "callables/dict_changes.h"
+#include "callables/inline_values.h"
 #include "callables/watched_containers.h"
 #include "tensors/arguments.h"
 
@@ -135,6 +136,7 @@ class HostWatch {
   bool dicts_hold();
   void watch_dicts();
   bool changed_dicts_hold();
+  bool untold_dicts_hold() const;
   bool tensors_hold() const;
   bool attributes_hold() const;
   void prefetch_after(size_t i) const;
@@ -143,6 +145,7 @@ class HostWatch {
   // Of each dictionary, with its version when it was last seen to hold what it should; 0: not yet.
   std::vector<std::pair<PyObject*, uint64_t>> versions_;
   DictChanges changes_;
+  std::vector<InlineValues> inline_values_;  // of the first of changes_.untold()
   int looks_ = 0;
   std::vector<WatchedList> lists_;
   std::vector<WatchedSet> sets_;

@@ -50,6 +50,7 @@ bool WatchedDict::is_left_out(PyObject* key) const {
 }
 
 bool WatchedDict::holds_as_a_whole() const {
+  if (PyDict_GET_SIZE(dict) == 0) return items.empty();
   if (PyODict_Check(dict)) return holds_in_any_order();
   PyObject* key = nullptr;
   PyObject* value = nullptr;
@@ -62,6 +63,19 @@ bool WatchedDict::holds_as_a_whole() const {
     ++known;
   }
   return known == items.end();
+}
+
+bool WatchedDict::has_its_objects() const {
+  if (!is_whole || PyODict_Check(dict)) return false;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  size_t found = 0;
+  for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &key, &value) != 0;) {
+    if (is_left_out(key)) continue;
+    if (found == items.size() || items[found] != std::pair(key, value)) return false;
+    ++found;
+  }
+  return found == items.size();
 }
 
 // The order of an OrderedDict of several keys, and which keys they are, is compared by the

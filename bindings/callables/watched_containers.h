@@ -24,6 +24,8 @@ struct WatchedDict {
   std::vector<PyObject*> left_out{};
 
   bool holds() const;
+  // Whether it surely has these very objects, and no others but those that are left out.
+  bool has_its_objects() const;
   // Nothing if it is a class's. False if Python has raised.
   bool restore() const;
 
