@@ -146,6 +146,25 @@ class Moments:
         return self._step
 
 
+def count(begin: Callable[[], Callable[[], Any]]) -> list[Moment]:
+    """The moments of a call. begin: makes a program, and returns its call.
+
+    Caches are warm in the second call; and Python 3.13 traces the instructions of a function from its
+    second call on.
+    """
+    for _ in range(2):
+        moments = Moments()
+        moments.run(begin())
+    return moments.seen
+
+
+def prepare(begin: Callable[[], Callable[[], Any]]) -> None:
+    """To be called before a moment is tried: Python 3.13 has forgotten after an exception which
+    functions it traced."""
+    if sys.version_info >= (3, 13):
+        count(begin)
+
+
 def choose(moments: list[Moment], most: int, seed: int) -> list[int]:
     """Numbers of moments: of each place in the code the first and the last one, at most so many."""
     import random

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from . import frozen_world, gradient_world
 from .contexts import capturing
 from .graphed_programs import assert_same, replays
 from .graphed_world import Replaying, partitions_of
-from .interrupted import HandlerError, Moments, choose, handling_signals
+from .interrupted import HandlerError, Moments, choose, count, handling_signals, prepare
 
 _CALLS = 12
 _MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
@@ -228,6 +228,7 @@ def _held_here(graphed: Any) -> list[str]:
 def _check_moment(
     kind: type[_Step], number: int, moment: int, error: BaseException, expected: _Expected
 ) -> None:
+    prepare(functools.partial(_begin, kind, number))
     program = _begun(kind, number)
     memory, surroundings = program.parameter.data_ptr(), _surroundings()
     moments = Moments(moment, error)
@@ -269,12 +270,12 @@ def _check_state(program: _Step, number: int, is_over: bool, expected: _Expected
     assert_same(program.state(), expected.states[-1])
 
 
+def _begin(kind: type[_Step], number: int) -> Callable[[], Any]:
+    return functools.partial(_begun(kind, number).call, number)
+
+
 def _moments_of(kind: type[_Step], number: int) -> list[int]:
-    for _ in range(2):  # caches are warm in the second one
-        program = _begun(kind, number)
-        moments = Moments()
-        moments.run(functools.partial(program.call, number))
-    return choose(moments.seen, _MOST, seed=number)
+    return choose(count(functools.partial(_begin, kind, number)), _MOST, seed=number)
 
 
 def _check_moments_of(kind: type[_Step], number: int) -> None:

@@ -21,7 +21,7 @@ from pygraph import runtime
 from pygraph.partition.signature import State
 from pygraph.record import memory_pools, stream_capture
 
-from .interrupted import HandlerError, Moments, choose, handling_signals
+from .interrupted import HandlerError, Moments, choose, count, handling_signals, prepare
 from .recorded_world import Program, World, is_free_for_others
 
 _MOST = 100_000 if os.environ.get("PYGRAPH_EVERY_MOMENT") == "1" else 6  # of one call
@@ -125,6 +125,7 @@ def _begun(world: World, kind: type[_Kind], calls: int) -> Program:
 
 
 def _check_moment(world: World, kind: type[_Kind], number: int, moments: Moments) -> None:
+    prepare(functools.partial(_begin, world, kind, number))
     program = _begun(world, kind, number)
     surroundings = _surroundings(world)
     raised = None
@@ -152,12 +153,12 @@ def _check_moment(world: World, kind: type[_Kind], number: int, moments: Moments
     assert not memory_pools._waiting
 
 
+def _begin(world: World, kind: type[_Kind], number: int) -> Callable[[], Any]:
+    return functools.partial(_begun(world, kind, number).call, number)
+
+
 def _moments_of(world: World, kind: type[_Kind], number: int) -> list[int]:
-    for _ in range(2):  # caches are warm in the second one
-        program = _begun(world, kind, number)
-        moments = Moments()
-        moments.run(functools.partial(program.call, number))
-    return choose(moments.seen, _MOST, seed=number)
+    return choose(count(functools.partial(_begin, world, kind, number)), _MOST, seed=number)
 
 
 _CASES = [(kind, number) for kind in (_Kind, _Refused, _Asks, _Wrong) for number in kind.calls]
