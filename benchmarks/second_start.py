@@ -6,13 +6,15 @@ A BERT of 12 layers with random weights, in inference and in training. Each star
 own with the cache folder of its variant, which is empty for the first one. The first one makes a
 hundred calls, so that what is decided by measurements is on disk. The time is measured from
 before ``torch.compile`` to the end of the tenth call on the GPU, without imports and the construction
-of the model. The later starts of the variants alternate. Prints each time as it is measured, then
-medians, smallest and largest times, and the distance of the results from those of the first start.
+of the model. The later starts of the variants alternate. Prints each time as it is measured, and when
+Python collected all of its garbage meanwhile, then medians, smallest and largest times, and the
+distance of the results from those of the first start.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -34,6 +36,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
 _CALLS, _FIRST_CALLS = 10, 100
 
 
+class Collections:
+    """When each full collection of Python's garbage began and ended, in seconds since ``begin``."""
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.found: list[list[float]] = []
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] != 2:
+            return
+        now = time.perf_counter() - self.begin
+        if phase == "start":
+            self.found.append([now, now])
+        elif self.found:
+            self.found[-1][1] = now
+
+
 def start(variant: str, mode: str, results: Path) -> dict[str, Any]:
     """In a process of its own. results: a file with the first start's, made where it is missing."""
     import transformers
@@ -46,7 +66,7 @@ def start(variant: str, mode: str, results: Path) -> dict[str, Any]:
     model = model.cuda().train(mode == "training")
     words = torch.randint(0, config.vocab_size, (8, 128), device="cuda")
     torch.cuda.synchronize()
-    begin = time.perf_counter()
+    collections = Collections()
     compiled: Any = torch.compile(model, **VARIANTS[variant])
     seconds = []
     with torch.set_grad_enabled(mode == "training"):
@@ -56,7 +76,7 @@ def start(variant: str, mode: str, results: Path) -> dict[str, Any]:
             if mode == "training":
                 output.square().mean().backward()
             torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - collections.begin)
     found = [output.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
     if not results.exists():
         torch.save(found, results)
@@ -69,7 +89,9 @@ def start(variant: str, mode: str, results: Path) -> dict[str, Any]:
 
     return {
         "until_first": seconds[0],
+        "until_second": seconds[1],
         "until_tenth": seconds[_CALLS - 1],
+        "collections": [of for of in collections.found if of[0] < seconds[_CALLS - 1]],
         "difference": difference,
         "loaded": counters["aot_autograd"]["autograd_cache_hit"],
         "compiled": counters["aot_autograd"]["autograd_cache_miss"],
@@ -95,7 +117,9 @@ def _in_a_process(variant: str, mode: str, folder: Path) -> dict[str, Any]:
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {mode}, {variant}: {found['until_tenth']:.2f} s", flush=True)
+    until = "; ".join(f"{k} {found[f'until_{k}']:.2f}" for k in ("first", "second", "tenth"))
+    collected = ", ".join(f"{a:.2f} to {b:.2f}" for a, b in found["collections"])
+    print(f"  {mode}, {variant}: {until}; garbage {collected or 'none'} s", flush=True)
     return found
 
 
