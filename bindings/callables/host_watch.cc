@@ -242,18 +242,24 @@ void HostWatch::watch_dicts() {
   std::vector<PyObject*> dicts;
   for (const WatchedDict& watched : dicts_) dicts.push_back(watched.dict);
   changes_.watch(dicts);
-  for (const uint32_t i : changes_.untold()) {
-    const WatchedDict& watched = dicts_[i];
-    const bool is_known = !watched.items.empty() && watched.has_its_objects();
-    inline_values_.push_back(is_known ? InlineValues(watched.dict) : InlineValues());
-  }
+  for (const uint32_t i : changes_.untold()) inline_values_.push_back(inline_values_of(dicts_[i]));
 }
 
-bool HostWatch::untold_dicts_hold() const {
+InlineValues HostWatch::inline_values_of(const WatchedDict& watched) {
+  const bool is_known = !watched.items.empty() && watched.has_its_objects();
+  return is_known ? InlineValues(watched.dict) : InlineValues();
+}
+
+// Those that Python has stopped telling about since they are watched come last.
+bool HostWatch::untold_dicts_hold() {
   const std::vector<uint32_t>& untold = changes_.untold();
   for (size_t i = 0; i < untold.size(); ++i) {
     if (i < inline_values_.size() && inline_values_[i].are_same()) continue;
-    if (!dicts_[untold[i]].holds()) return false;
+    const uint32_t position = untold[i];
+    if (!dicts_[position].holds()) return false;
+    // Python may run in a comparison, and dictionaries be added meanwhile.
+    if (i >= untold.size() || untold[i] != position) return false;
+    if (i < inline_values_.size()) inline_values_[i] = inline_values_of(dicts_[position]);
   }
   return true;
 }

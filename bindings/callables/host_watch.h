@@ -136,7 +136,8 @@ class HostWatch {
   bool dicts_hold();
   void watch_dicts();
   bool changed_dicts_hold();
-  bool untold_dicts_hold() const;
+  static InlineValues inline_values_of(const WatchedDict& watched);
+  bool untold_dicts_hold();
   bool tensors_hold() const;
   bool attributes_hold() const;
   void prefetch_after(size_t i) const;

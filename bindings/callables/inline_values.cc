@@ -9,8 +9,8 @@ namespace pygraph::bindings {
 
 namespace {
 
-// Python's `struct _dictvalues` (Include/internal/pycore_dict.h). After the values, there is a byte
-// for each, with the order in which they were set.
+// Python's `struct _dictvalues` (Include/internal/pycore_dict.h). After room for so many values
+// there is a byte for each of those that are set, in the order in which they were.
 struct Values {
   uint8_t capacity;
   uint8_t size;
@@ -20,7 +20,7 @@ struct Values {
 };
 
 size_t bytes_of(const Values& values) {
-  return offsetof(Values, values) + values.capacity * (sizeof(PyObject*) + sizeof(uint8_t));
+  return offsetof(Values, values) + values.capacity * sizeof(PyObject*) + values.size;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ class InlineValues {
  public:
   // Of no dictionary: nothing is known.
   InlineValues() = default;
-  // Nothing is known of a dictionary that does not refer to an object's values.
+  // Nothing is known of a dictionary that has its values in a table of its own.
   explicit InlineValues(PyObject* dict);
 
   // Whether they surely are the same objects, of the same names and in the same order.
