@@ -30,7 +30,8 @@ from pygraph.callables import serving
 from tests.python import frozen_world
 from tests.python.graphed_world import Replaying, partitions_of
 
-from .programs import ACTIONS, KNOWN, Program
+from .actions import ACTIONS, KNOWN
+from .programs import Program
 
 _CALLS = 40
 _FIRST_ACTION = 7
