@@ -159,8 +159,8 @@ def count(begin: Callable[[], Callable[[], Any]]) -> list[Moment]:
 
 
 def prepare(begin: Callable[[], Callable[[], Any]]) -> None:
-    """To be called before a moment is tried: Python 3.13 has forgotten after an exception which
-    functions it traced."""
+    """To be called before a moment is tried. After an exception, Python 3.13 does not trace the
+    instructions of a function's first call any more."""
     if sys.version_info >= (3, 13):
         count(begin)
 

@@ -228,7 +228,7 @@ def _held_here(graphed: Any) -> list[str]:
 def _check_moment(
     kind: type[_Step], number: int, moment: int, error: BaseException, expected: _Expected
 ) -> None:
-    prepare(functools.partial(_begin, kind, number))
+    prepare(functools.partial(_call_of, kind, number))
     program = _begun(kind, number)
     memory, surroundings = program.parameter.data_ptr(), _surroundings()
     moments = Moments(moment, error)
@@ -270,12 +270,12 @@ def _check_state(program: _Step, number: int, is_over: bool, expected: _Expected
     assert_same(program.state(), expected.states[-1])
 
 
-def _begin(kind: type[_Step], number: int) -> Callable[[], Any]:
+def _call_of(kind: type[_Step], number: int) -> Callable[[], Any]:
     return functools.partial(_begun(kind, number).call, number)
 
 
 def _moments_of(kind: type[_Step], number: int) -> list[int]:
-    return choose(count(functools.partial(_begin, kind, number)), _MOST, seed=number)
+    return choose(count(functools.partial(_call_of, kind, number)), _MOST, seed=number)
 
 
 def _check_moments_of(kind: type[_Step], number: int) -> None:

@@ -125,7 +125,7 @@ def _begun(world: World, kind: type[_Kind], calls: int) -> Program:
 
 
 def _check_moment(world: World, kind: type[_Kind], number: int, moments: Moments) -> None:
-    prepare(functools.partial(_begin, world, kind, number))
+    prepare(functools.partial(_call_of, world, kind, number))
     program = _begun(world, kind, number)
     surroundings = _surroundings(world)
     raised = None
@@ -153,12 +153,12 @@ def _check_moment(world: World, kind: type[_Kind], number: int, moments: Moments
     assert not memory_pools._waiting
 
 
-def _begin(world: World, kind: type[_Kind], number: int) -> Callable[[], Any]:
+def _call_of(world: World, kind: type[_Kind], number: int) -> Callable[[], Any]:
     return functools.partial(_begun(world, kind, number).call, number)
 
 
 def _moments_of(world: World, kind: type[_Kind], number: int) -> list[int]:
-    return choose(count(functools.partial(_begin, world, kind, number)), _MOST, seed=number)
+    return choose(count(functools.partial(_call_of, world, kind, number)), _MOST, seed=number)
 
 
 _CASES = [(kind, number) for kind in (_Kind, _Refused, _Asks, _Wrong) for number in kind.calls]
