@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .attacked import assert_follows, open_to_this
+from .attacked import assert_follows
 
 
 def _classes_of(base: type) -> tuple[Any, Any]:
@@ -45,7 +45,6 @@ def test_another_metaclass(partitions: Any) -> None:
     assert_follows(partitions, lambda x: x * Value.scale, lambda: setattr(Value, "__class__", Other))
 
 
-@open_to_this
 def test_a_module_of_another_class(partitions: Any) -> None:
     class One(types.ModuleType):
         scale = property(lambda self: 2.0)
@@ -58,7 +57,52 @@ def test_a_module_of_another_class(partitions: Any) -> None:
     assert_follows(partitions, lambda x: x * module.scale, lambda: setattr(module, "__class__", Other))
 
 
-@open_to_this
+def test_a_property_of_the_class_of_a_module(partitions: Any) -> None:
+    state = {"scale": 2.0}
+
+    class One(types.ModuleType):
+        scale = property(lambda self: state["scale"])
+
+    module: Any = types.ModuleType("module")
+    module.__file__, module.__class__ = __file__, One
+    assert_follows(partitions, lambda x: x * module.scale, lambda: state.update(scale=3.0))
+
+
+def test_an_attribute_that_a_module_computes(partitions: Any) -> None:
+    state = {"scale": 2.0}
+    module: Any = types.ModuleType("module")
+    module.__file__, module.__getattr__ = __file__, lambda name: state[name]
+    assert_follows(partitions, lambda x: x * module.scale, lambda: state.update(scale=3.0))
+
+
+def test_another_function_that_computes_attributes_of_a_module(partitions: Any) -> None:
+    module: Any = types.ModuleType("module")
+    module.__file__, module.__getattr__ = __file__, lambda name: 2.0
+    assert_follows(
+        partitions, lambda x: x * module.scale, lambda: setattr(module, "__getattr__", lambda name: 3.0)
+    )
+
+
+def test_attributes_that_the_class_of_a_module_computes(partitions: Any) -> None:
+    state = {"scale": 2.0}
+
+    class One(types.ModuleType):
+        def __getattr__(self, name: str) -> float:
+            return state[name]
+
+    module: Any = One("module")
+    module.__file__ = __file__
+    assert_follows(partitions, lambda x: x * module.scale, lambda: state.update(scale=3.0))
+
+
+def test_an_attribute_that_a_module_computes_and_passes_on(partitions: Any) -> None:
+    """The chain of names goes on after an attribute that is not in the module's dictionary."""
+    state = types.SimpleNamespace(scale=2.0)
+    module: Any = types.ModuleType("module")
+    module.__file__, module.__getattr__ = __file__, lambda name: state
+    assert_follows(partitions, lambda x: x * module.state.scale, lambda: setattr(state, "scale", 3.0))
+
+
 def test_slots_of_a_class_that_does_not_name_them_any_more(partitions: Any) -> None:
     class Value:
         __slots__ = ("scale",)

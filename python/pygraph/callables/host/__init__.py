@@ -1,7 +1,7 @@
 """What a callable's Python can read and change on the host. Knows nothing of graphs.
 
 host_state       the state of the host that a callable can see: compared, watched, put back
-reachable        the walk that finds it (walk; visit_code, visit_containers, visit_objects)
+reachable        the walk that finds it (walk; visit_code, _modules, _containers, _objects)
 probes           what is compared of objects whose contents the walk cannot list
 schedulers       whether a call uses a learning-rate scheduler
 user_code        which code is the program's own, and which globals it reads

@@ -4,7 +4,8 @@ The walk begins at the callable and at the objects that are passed to it, and fo
 
     containers    items of dictionaries, lists, tuples, sets (visit_containers.py)
     code          closures, defaults, attributes of classes, and the globals that the program's own
-                  functions use, which are found in their instructions (visit_code.py)
+                  functions use, which are found in their instructions (visit_code.py,
+                  visit_modules.py)
     objects       attributes and slots of instances; layouts and hooks of tensors (visit_objects.py)
 
 Each *place* that it comes to has a path, as a program would write it: ``model.layers.0.training``. The
@@ -34,6 +35,7 @@ import torch
 from pygraph.callables.host import probes
 from pygraph.callables.host import visit_code as code
 from pygraph.callables.host import visit_containers as containers
+from pygraph.callables.host import visit_modules as modules
 from pygraph.callables.host import visit_objects as objects
 from pygraph.callables.host.walk import Reachable, Unseen, Walk
 
@@ -47,7 +49,7 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
     for name, root in roots.items():
         walk.visit_later(root, name)
     walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
-    code.visit_switch(walk, torch.backends.mha, "_is_fastpath_enabled")
+    modules.visit_switch(walk, torch.backends.mha, "_is_fastpath_enabled")
     while walk.pending:
         _visit(walk, *walk.pending.popleft())
         if len(walk.found.slots) > _MOST_PLACES:
@@ -65,7 +67,7 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     (collections.deque, containers.visit_deque),
     ((types.MappingProxyType, *(type(of({})) for of in _VIEWS)), containers.visit_proxy),
     (types.FunctionType, code.visit_function),
-    (types.ModuleType, code.visit_module),
+    (types.ModuleType, modules.visit_module),
     (types.MethodType, code.visit_method),
     ((types.BuiltinFunctionType, types.MethodWrapperType), code.visit_builtin),
     ((staticmethod, classmethod), code.visit_wrapped),
@@ -89,5 +91,5 @@ def _visit(walk: Walk, value: Any, path: str) -> None:
         visit = next((of for kinds, of in _VISITS if isinstance(value, kinds)), None)
         if visit is not None:
             visit(walk, value, path)
-        if not isinstance(value, code.CODE):
+        if not isinstance(value, modules.CODE):
             objects.visit_instance(walk, value, path, is_opaque=visit is None)

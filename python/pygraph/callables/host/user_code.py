@@ -14,7 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 
 import functorch
 import torch
@@ -46,6 +46,17 @@ def is_of_program(module: ModuleType) -> bool:
     """Whether a module is a file of the program's own."""
     file = getattr(module, "__file__", None)
     return file is not None and not is_library_file(file)
+
+
+def is_function_of_program(value: object) -> bool:
+    """Whether it is a function whose code is the program's own."""
+    return isinstance(value, FunctionType) and not is_library_file(value.__code__.co_filename)
+
+
+def is_class_of_program(class_: type) -> bool:
+    """Whether a class was defined in one of the program's own modules."""
+    module = sys.modules.get(str(class_.__module__))
+    return class_.__module__ == "__main__" or (module is not None and is_of_program(module))
 
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")

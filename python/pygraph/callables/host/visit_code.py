@@ -1,30 +1,28 @@
-"""Code that a callable can reach: functions, modules, classes, and what they read."""
+"""Code that a callable can reach: functions, methods, classes, and what they read."""
 
 from __future__ import annotations
 
 import abc
-import builtins
 import itertools
 import os
 import sys
 import types
 from typing import Any
 
-import torch
-
 from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
     closures_used_by,
     globals_used_by,
+    is_class_of_program,
+    is_function_of_program,
     is_library_file,
-    is_of_program,
     modules_imported_by,
 )
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
+from pygraph.callables.host.visit_modules import visit_chain, visit_scope
 from pygraph.callables.host.walk import Object, Walk, may_change_its_class
 
-CODE = (types.FunctionType, types.ModuleType, type)
 _BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
 # Of classes: what Python itself puts there, in part when it is asked for.
 OF_PYTHON = frozenset(
@@ -63,63 +61,18 @@ def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
 def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
     scope = function.__globals__
     for chain in globals_used_by(function.__code__):
-        _visit_chain(walk, scope, chain)
+        visit_chain(walk, scope, chain)
         if chain in _BY_NAME:
-            _visit_plain(walk, scope, "")
+            visit_scope(walk, scope, "")
     inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for chain in closures_used_by(function.__code__):
         cell = inner.get(chain[0])  # none: a variable of the function's own
         content = () if cell is None else content_of(cell)
         if content and len(chain) > 1 and isinstance(content[0], types.ModuleType):
-            _visit_chain(walk, vars(content[0]), chain[1:], f"{chain[0]}.")
+            visit_chain(walk, vars(content[0]), chain[1:], f"{chain[0]}.")
     for name in modules_imported_by(function.__code__):
         if name in sys.modules:
             walk.visit_later(sys.modules[name], name)
-
-
-def _visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
-    """A global, and attributes of it as long as it is a module. path: of the scope. A module at the end
-    of the chain, or whose dictionary is read, is a value."""
-    module: types.ModuleType | None = None
-    if not path and chain[0] not in scope:  # one of Python's
-        walk.found.dicts.append((scope, chain[:1], ()))
-        scope = vars(builtins)
-    for name in chain:
-        if name == "__dict__" and module is not None:
-            break
-        if isinstance(module, torch._ops._OpNamespace):
-            getattr(module, name, None)  # makes it for good, as a rehearsal would
-        walk.found.dicts.append((scope, (name,), ()))
-        value = scope.get(name, walk)
-        if value is walk:
-            walk.add_slot(path + name, "it is not there")
-            return
-        if not isinstance(value, types.ModuleType):
-            walk.visit_later(value, path + name)
-            return
-        walk.add_slot(path + name, Object(type(value), id(value)))
-        module, scope, path = value, vars(value), f"{path}{name}."
-    if module is not None:
-        walk.visit_later(module, path.rstrip("."))
-
-
-def visit_switch(walk: Walk, module: types.ModuleType, name: str) -> None:
-    """A value that functions of a library read from their module."""
-    _visit_chain(walk, vars(module), (name,), f"{module.__name__}.")
-
-
-def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
-    """A module as a value. The program's own may have any attribute read."""
-    walk.add_slot(path, Object(type(module), id(module)))
-    if is_of_program(module):
-        _visit_plain(walk, vars(module), f"{path}.")
-
-
-def _visit_plain(walk: Walk, scope: dict[str, Any], path: str) -> None:
-    """What a module has besides code, any of which may be read."""
-    plain = tuple(k for k, v in scope.items() if not isinstance(v, CODE) and k[:2] != "__")
-    walk.found.dicts.append((scope, plain, ()))
-    walk.pending.extend((scope[name], f"{path}{name}") for name in plain)
 
 
 def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
@@ -157,7 +110,7 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
             visit_held(walk, [value], f"{path}.{name}")
     if not is_library_file(generator.gi_code.co_filename):
         for chain in globals_used_by(generator.gi_code):
-            _visit_chain(walk, frame.f_globals, chain)
+            visit_chain(walk, frame.f_globals, chain)
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:
@@ -170,22 +123,21 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
     the program's among them."""
     metaclass: type = type(type_)
     walk.add_slot(path, Object(metaclass, id(type_)))
-    if isinstance(type_, abc.ABCMeta) and _is_of_program(type_):
+    if isinstance(type_, abc.ABCMeta) and is_class_of_program(type_):
         walk.add_probe(f"{path}#registered", abc.get_cache_token)
     for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
         if class_ in (object, type) or not (class_ is type_ or walk.is_new(class_)):
             continue
-        getattr(class_, "__doc__", None)  # gives it a version
         walk.found.classes.append(class_)
         if may_change_its_class(class_):
             walk.found.instances.append(class_)
         items = list(vars(class_).items())
         kept = {k: v for k, v in items if k not in OF_PYTHON and not is_hook(v)}
-        if _is_of_program(class_):
+        if is_class_of_program(class_):
             walk.add_slot(f"{class_.__name__}#attributes", tuple(kept))
         else:
             walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, kept.values()))))
-            kept = {k: v for k, v in kept.items() if _is_function_of_program(v)}  # it has replaced them
+            kept = {k: v for k, v in kept.items() if is_function_of_program(v)}  # it has replaced them
         walk.pending.extend((value, f"{class_.__name__}.{name}") for name, value in kept.items())
 
 
@@ -195,13 +147,3 @@ def content_of(cell: Any) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _is_function_of_program(value: Any) -> bool:
-    is_function = isinstance(value, types.FunctionType)
-    return is_function and not is_library_file(value.__code__.co_filename)
-
-
-def _is_of_program(class_: type) -> bool:
-    module = sys.modules.get(str(class_.__module__))
-    return class_.__module__ == "__main__" or (module is not None and is_of_program(module))

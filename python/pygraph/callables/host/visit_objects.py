@@ -14,7 +14,7 @@ from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
-from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_class
+from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_class, may_have_slots
 
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
@@ -123,14 +123,15 @@ def _visit_script(walk: Walk, module: Any, path: str) -> None:
 
 def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
     """Also private ones, whose names have the class's in them; and what exceptions have in C, such as
-    the value of a ``StopIteration``."""
+    the value of a ``StopIteration``. Returns whether there are any that tell all that it has."""
     found = False
     for class_ in type(value).__mro__:
-        if "__slots__" not in vars(class_) and not issubclass(class_, BaseException):
+        is_told = "__slots__" in vars(class_) or issubclass(class_, BaseException)
+        if not is_told and not may_have_slots(class_):
             continue
         for name, member in list(vars(class_).items()):
             if isinstance(member, types.MemberDescriptorType):
-                found = True
+                found = found or is_told
                 walk.add_member(value, member, f"{path}.{name}")
     return found
 

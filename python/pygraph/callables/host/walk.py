@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 _IMMUTABLE = 1 << 8  # a flag of classes: Py_TPFLAGS_IMMUTABLETYPE
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which all classes have that Python code defines
 
 
 class Unseen(RuntimeError):
@@ -52,6 +53,11 @@ def may_change_its_class(value: Any) -> bool:
     return not type(value).__flags__ & _IMMUTABLE
 
 
+def may_have_slots(class_: type) -> bool:
+    """Whether it may have been defined with ``__slots__``, whose name can be deleted afterwards."""
+    return bool(class_.__flags__ & _HEAP)
+
+
 def content_of_member(value: Any, member: types.MemberDescriptorType) -> tuple[Any, ...]:
     """Empty if nothing is in it."""
     try:
@@ -69,6 +75,7 @@ class Walk:
         self.pending: collections.deque[tuple[Any, str]] = collections.deque()
         self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
         self._met: list[Any] = []  # holds them, so that identities stay theirs
+        self._modules: dict[int, types.ModuleType] = {}  # by identity; their classes are watched
 
     def visit_later(self, value: Any, path: str) -> None:
         self.pending.append((value, path))
@@ -90,6 +97,15 @@ class Walk:
 
     def add_slot(self, path: str, what: Any) -> None:
         self.found.slots.append((path, what))
+
+    def add_module(self, module: types.ModuleType, path: str) -> bool:
+        """A module as it is, without its attributes. Returns whether it is met for the first time."""
+        self.add_slot(path, Object(type(module), id(module)))
+        if id(module) in self._modules:
+            return False
+        self._modules[id(module)] = module
+        self.found.instances.append(module)
+        return True
 
     def add_member(self, value: Any, member: types.MemberDescriptorType, path: str) -> None:
         """What an object has in a place of its class, such as one of ``__slots__``."""
