@@ -43,9 +43,17 @@ def is_library_file(name: str) -> bool:
 
 
 def is_of_program(module: ModuleType) -> bool:
-    """Whether a module is a file of the program's own."""
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_library_file(file)
+    """Whether a module is the program's own: a file, a folder of files, or made by the program."""
+    attributes = vars(module)
+    file = attributes.get("__file__")
+    if file is not None:
+        return not is_library_file(str(file))
+    if attributes.get("__spec__") is not None:  # built in, or a folder
+        return any(not is_library_file(str(path)) for path in attributes.get("__path__", ()))
+    package = sys.modules.get(str(attributes.get("__name__")).partition(".")[0])
+    if isinstance(package, ModuleType) and package is not module:  # made by a package
+        return is_of_program(package)
+    return type(module) is ModuleType or is_class_of_program(type(module))
 
 
 def is_function_of_program(value: object) -> bool:
@@ -78,7 +86,7 @@ def closures_used_by(code: CodeType) -> tuple[tuple[str, ...], ...]:
 @functools.lru_cache(maxsize=4096)
 def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     found: dict[tuple[str, ...], None] = {}
-    for part in _with_inner(code):
+    for part in with_inner(code):
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
             if instruction.opname in _ATTRIBUTES and chain:
@@ -91,29 +99,17 @@ def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def modules_imported_by(code: CodeType) -> tuple[str, ...]:
-    """Names of the modules that a function imports when it runs, and of those that it may import by
-    ``importlib.import_module``."""
-    found: dict[str, None] = {}
-    for part in _with_inner(code):
-        imports = [i.argval for i in dis.get_instructions(part) if i.opname == "IMPORT_NAME"]
-        if "import_module" in part.co_names or "__import__" in part.co_names:
-            imports += [constant for constant in part.co_consts if isinstance(constant, str)]
-        found.update(dict.fromkeys(map(str, imports)))
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=4096)
 def mentions(code: CodeType, name: str) -> bool:
     """Whether a function, or one inside of it, has an attribute, a global or a text of this name."""
-    return any(name in part.co_names or name in part.co_consts for part in _with_inner(code))
+    return any(name in part.co_names or name in part.co_consts for part in with_inner(code))
 
 
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
+def with_inner(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of all functions and classes inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
+            yield from with_inner(constant)
 
 
 def calling_line() -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 import itertools
 import os
-import sys
 import types
 from typing import Any
 
 from pygraph.callables.host import probes
+from pygraph.callables.host.imports import imports_in
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
     closures_used_by,
@@ -17,10 +17,14 @@ from pygraph.callables.host.user_code import (
     is_class_of_program,
     is_function_of_program,
     is_library_file,
-    modules_imported_by,
 )
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
-from pygraph.callables.host.visit_modules import visit_chain, visit_scope
+from pygraph.callables.host.visit_modules import (
+    visit_chain,
+    visit_global,
+    visit_import,
+    visit_scope,
+)
 from pygraph.callables.host.walk import Object, Walk, may_change_its_class
 
 _BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
@@ -61,7 +65,7 @@ def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
 def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
     scope = function.__globals__
     for chain in globals_used_by(function.__code__):
-        visit_chain(walk, scope, chain)
+        visit_global(walk, scope, chain)
         if chain in _BY_NAME:
             visit_scope(walk, scope, "")
     inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -69,10 +73,9 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
         cell = inner.get(chain[0])  # none: a variable of the function's own
         content = () if cell is None else content_of(cell)
         if content and len(chain) > 1 and isinstance(content[0], types.ModuleType):
-            visit_chain(walk, vars(content[0]), chain[1:], f"{chain[0]}.")
-    for name in modules_imported_by(function.__code__):
-        if name in sys.modules:
-            walk.visit_later(sys.modules[name], name)
+            visit_chain(walk, content[0], chain[1:], f"{chain[0]}.")
+    for found in imports_in(function.__code__):
+        visit_import(walk, found.module_of(scope), found.names)
 
 
 def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
@@ -110,7 +113,7 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
             visit_held(walk, [value], f"{path}.{name}")
     if not is_library_file(generator.gi_code.co_filename):
         for chain in globals_used_by(generator.gi_code):
-            visit_chain(walk, frame.f_globals, chain)
+            visit_global(walk, frame.f_globals, chain)
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:

@@ -4,6 +4,7 @@ what the last name is bound to is visited, or as objects, of which any attribute
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from typing import Any
 
@@ -14,7 +15,7 @@ from pygraph.callables.host.user_code import (
     is_function_of_program,
     is_of_program,
 )
-from pygraph.callables.host.walk import Walk
+from pygraph.callables.host.walk import Object, Walk
 
 CODE = (types.FunctionType, types.ModuleType, type)
 _CODE_OF_LIBRARIES = (*CODE, types.BuiltinFunctionType)
@@ -24,44 +25,71 @@ _OF_MODULES = frozenset(
 )
 
 
-def visit_chain(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...], path: str = "") -> None:
-    """A global, and attributes of it as long as it is a module. path: of the scope. A module at the end
-    of the chain, or whose dictionary is read, is a value."""
-    module: types.ModuleType | None = None
-    if not path and chain[0] not in scope:  # one of Python's
-        walk.found.dicts.append((scope, chain[:1], ()))
+def visit_global(walk: Walk, scope: dict[str, Any], chain: tuple[str, ...]) -> None:
+    """A global, or one of Python's names, and attributes of it as long as it is a module."""
+    name, *rest = chain
+    walk.found.dicts.append((scope, (name,), ()))
+    if name not in scope:
         scope = vars(builtins)
+        walk.found.dicts.append((scope, (name,), ()))
+    value = scope.get(name, walk)
+    if value is walk:
+        walk.add_slot(name, "it is not there")
+    elif isinstance(value, types.ModuleType):
+        visit_chain(walk, value, tuple(rest), f"{name}.")
+    else:
+        walk.visit_later(value, name)
+
+
+def visit_chain(walk: Walk, module: types.ModuleType, chain: tuple[str, ...], path: str) -> None:
+    """Attributes of a module, as long as they are modules. A module at the end of the chain, or whose
+    dictionary is read, is a value. path: where the module is, with a dot at the end."""
     for name in chain:
-        if name == "__dict__" and module is not None:
+        _visit_as_it_is(walk, module, path.rstrip("."))
+        if name == "__dict__":
             break
         if isinstance(module, torch._ops._OpNamespace):
             getattr(module, name, None)  # makes it for good, as a rehearsal would
-        walk.found.dicts.append((scope, (name,), ()))
-        value = scope.get(name, walk)
+        walk.found.dicts.append((vars(module), (name,), ()))
+        value = vars(module).get(name, walk)
         if value is walk:
             walk.add_slot(path + name, "it is not there")
-            if module is not None:
-                _visit_computed(walk, module)
+            _visit_computed(walk, module)
             return
         if not isinstance(value, types.ModuleType):
             walk.visit_later(value, path + name)
             return
-        if walk.add_module(value, path + name):
-            _visit_class_of(walk, value)
-        module, scope, path = value, vars(value), f"{path}{name}."
-    if module is not None:
-        walk.visit_later(module, path.rstrip("."))
+        module, path = value, f"{path}{name}."
+    walk.visit_later(module, path.rstrip("."))
+
+
+def visit_import(walk: Walk, module: str, names: tuple[str, ...]) -> None:
+    """What a function imports. module: its whole name; names: what is taken from it, or none for the
+    module itself and those that it is in."""
+    parts = module.split(".")
+    for i in range(1, len(parts) + 1):
+        name = ".".join(parts[:i])
+        walk.found.dicts.append((sys.modules, (name,), ()))
+        value = sys.modules.get(name, walk)
+        if value is walk:
+            walk.add_slot(name, "it is not there")
+        elif not names:
+            walk.visit_later(value, name)
+        elif i == len(parts) and isinstance(value, types.ModuleType):
+            for of in names:
+                visit_chain(walk, value, (of,), f"{name}.")
+        else:
+            walk.add_slot(name, Object(type(value), id(value)))
 
 
 def visit_switch(walk: Walk, module: types.ModuleType, name: str) -> None:
     """A value that functions of a library read from their module."""
-    visit_chain(walk, vars(module), (name,), f"{module.__name__}.")
+    visit_chain(walk, module, (name,), f"{module.__name__}.")
 
 
 def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
     """A module as a value, of which any attribute may be read."""
-    if walk.add_module(module, path):
-        _visit_class_of(walk, module)
+    _visit_as_it_is(walk, module, path)
     if is_of_program(module):
         visit_scope(walk, vars(module), f"{path}.")
     else:
@@ -76,10 +104,13 @@ def _visit_computed(walk: Walk, module: types.ModuleType) -> None:
         walk.visit_later(compute, f"{module.__name__}.__getattr__")
 
 
-def _visit_class_of(walk: Walk, module: types.ModuleType) -> None:
-    """A class of the program's may have properties."""
-    if is_class_of_program(type(module)):
-        walk.visit_later(type(module), type(module).__name__)
+def _visit_as_it_is(walk: Walk, module: types.ModuleType, path: str) -> None:
+    """Without its attributes. Its class, if it is the program's, may have properties."""
+    walk.add_slot(path, Object(type(module), id(module)))
+    if walk.is_new_module(module):
+        walk.found.instances.append(module)
+        if is_class_of_program(type(module)):
+            walk.visit_later(type(module), type(module).__name__)
 
 
 def visit_scope(walk: Walk, scope: dict[str, Any], path: str) -> None:

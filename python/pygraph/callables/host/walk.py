@@ -75,7 +75,7 @@ class Walk:
         self.pending: collections.deque[tuple[Any, str]] = collections.deque()
         self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
         self._met: list[Any] = []  # holds them, so that identities stay theirs
-        self._modules: dict[int, types.ModuleType] = {}  # by identity; their classes are watched
+        self._modules: dict[int, types.ModuleType] = {}  # by identity
 
     def visit_later(self, value: Any, path: str) -> None:
         self.pending.append((value, path))
@@ -98,14 +98,11 @@ class Walk:
     def add_slot(self, path: str, what: Any) -> None:
         self.found.slots.append((path, what))
 
-    def add_module(self, module: types.ModuleType, path: str) -> bool:
-        """A module as it is, without its attributes. Returns whether it is met for the first time."""
-        self.add_slot(path, Object(type(module), id(module)))
-        if id(module) in self._modules:
-            return False
+    def is_new_module(self, module: types.ModuleType) -> bool:
+        """As ``is_new``, for a module whose attributes are not looked at yet."""
+        is_new = id(module) not in self._modules
         self._modules[id(module)] = module
-        self.found.instances.append(module)
-        return True
+        return is_new
 
     def add_member(self, value: Any, member: types.MemberDescriptorType, path: str) -> None:
         """What an object has in a place of its class, such as one of ``__slots__``."""
