@@ -42,6 +42,30 @@ def value_under_another_name(x):
 def by_text(x):
     import importlib
     return importlib.import_module("..helper", __package__).scaled(x)
+
+def by_one_of_two_texts(x):
+    import importlib
+    for name in ("package_of_a_test.sub", "package_of_a_test.helper"):
+        module = importlib.import_module(name)
+    return module.scaled(x)
+
+def passed_on(x):
+    import package_of_a_test.helper as h
+    return getattr(h, "scaled")(x)
+
+def by_an_inner_function(x):
+    import package_of_a_test.helper as h
+    def inner():
+        return h.scaled(x)
+    return inner()
+
+def among_the_variables(x):
+    import package_of_a_test.helper as h
+    return locals()["h"].scaled(x)
+
+def module_taken_from_the_package(x):
+    from package_of_a_test import helper as h
+    return h.scaled(x)
 """
 
 
@@ -64,7 +88,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-_FUNCTIONS = [line.split("(")[0].removeprefix("def ") for line in _USER.splitlines() if "def " in line]
+_FUNCTIONS = [line[4:-4] for line in _USER.splitlines() if line.startswith("def ")]
 
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
@@ -92,6 +116,109 @@ def test_what_is_not_imported_may_change(partitions: Any, package: Any) -> None:
         package.helper.calls = i
         graphed(X)
     assert replays(partitions) > 0
+
+
+@pytest.mark.parametrize(
+    "function", ["value_of_what_it_is_in", "under_another_name", "from_the_package"]
+)
+def test_what_is_not_read_may_change(partitions: Any, package: Any, function: str) -> None:
+    """A counter of a module in the same package."""
+    graphed = pygraph.graph(getattr(package.sub.user, function))
+    for i in range(20):
+        package.sub.count = package.helper.calls = i
+        graphed(X)
+    assert replays(partitions) > 0
+
+
+def test_an_object_in_the_place_of_a_module(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Plain(scale=2.0)
+    monkeypatch.setitem(sys.modules, "settings_of_a_test", settings)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        from settings_of_a_test import scale  # type: ignore[import-not-found]
+
+        return x * scale
+
+    assert_follows(partitions, call, lambda: setattr(settings, "scale", 3.0))
+
+
+def test_a_property_that_reads_its_module(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settings(types.ModuleType):
+        scale = property(lambda self: self.own * 1.0)
+
+    module: Any = types.ModuleType("settings_of_a_test")
+    module.__file__, module.__class__, module.own = __file__, Settings, 2.0
+    monkeypatch.setitem(sys.modules, "settings_of_a_test", module)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        from settings_of_a_test import scale
+
+        return x * scale
+
+    assert_follows(partitions, call, lambda: setattr(module, "own", 3.0))
+
+
+def test_a_module_that_its_package_does_not_name(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while packages import each other: Python takes it from ``sys.modules``."""
+    outer: Any = types.ModuleType("outer_of_a_test")
+    inner: Any = types.ModuleType("outer_of_a_test.inner")
+    outer.__path__, inner.scale = [], 2.0
+    monkeypatch.setitem(sys.modules, "outer_of_a_test", outer)
+    monkeypatch.setitem(sys.modules, "outer_of_a_test.inner", inner)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        from outer_of_a_test import inner  # type: ignore[import-not-found]
+
+        return x * inner.scale
+
+    assert_follows(partitions, call, lambda: setattr(inner, "scale", 3.0))
+
+
+def test_values_of_a_library(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALE_OF_A_TEST", "2.0")
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        import os
+
+        return x * float(os.environ["SCALE_OF_A_TEST"])
+
+    assert_follows(partitions, call, lambda: monkeypatch.setenv("SCALE_OF_A_TEST", "3.0"))
+
+
+def test_functions_of_a_library(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.nn.functional
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.nn.functional.relu(x)
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        from torch import nn
+
+        return nn.functional.relu(x)
+
+    for call in (whole, part):
+        with monkeypatch.context() as patch:
+            assert_follows(
+                partitions,
+                call,
+                lambda patch=patch: patch.setattr(torch.nn.functional, "relu", lambda x: x * 3),
+            )
+
+
+def test_a_chain_in_a_function_of_many_names(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its instructions have longer arguments (EXTENDED_ARG)."""
+    import os
+
+    monkeypatch.setenv("SCALE_OF_A_TEST", "2.0")
+    lines = [f"    if x is None: a{i}(x.b{i})" for i in range(300)]
+    code = "\n".join(("def call(x):", *lines, "    return x * float(os.environ['SCALE_OF_A_TEST'])"))
+    scope: dict[str, Any] = {"__name__": __name__, "os": os}
+    exec(compile(code, __file__, "exec"), scope)
+    assert_follows(partitions, scope["call"], lambda: monkeypatch.setenv("SCALE_OF_A_TEST", "3.0"))
 
 
 def test_a_folder_without_a_file(partitions: Any, package: Any) -> None:

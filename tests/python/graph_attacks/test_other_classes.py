@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
+import runpy
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +76,44 @@ def test_an_attribute_that_a_module_computes(partitions: Any) -> None:
     module: Any = types.ModuleType("module")
     module.__file__, module.__getattr__ = __file__, lambda name: state[name]
     assert_follows(partitions, lambda x: x * module.scale, lambda: state.update(scale=3.0))
+
+
+def test_attributes_that_something_else_than_a_function_computes(partitions: Any) -> None:
+    state = types.SimpleNamespace(scale=2.0)
+    module: Any = types.ModuleType("module")
+    module.__file__, module.__getattr__ = __file__, functools.lru_cache(lambda name: state)
+    assert_follows(partitions, lambda x: x * module.state.scale, lambda: setattr(state, "scale", 3.0))
+
+
+class _Lazy(types.ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.state = {"scale": 2.0}
+
+    def __getattr__(self, name: str) -> float:
+        return self.state[name]
+
+    def get(self) -> float:
+        return self.state["scale"]
+
+
+lazy_module: Any = _Lazy("lazy_module")
+
+
+@pytest.mark.parametrize("read", [lambda: lazy_module.scale, lambda: lazy_module.get()])
+def test_what_the_class_of_a_global_module_reads_of_it(partitions: Any, read: Any) -> None:
+    lazy_module.state["scale"] = 2.0
+    assert_follows(partitions, lambda x: x * read(), lambda: lazy_module.state.update(scale=3.0))
+
+
+def test_a_class_in_a_file_that_was_run(partitions: Any, tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text("class Settings:\n    values = {'scale': 2.0}\n")
+    settings = runpy.run_path(str(tmp_path / "settings.py"), run_name="settings")["Settings"]
+    assert_follows(
+        partitions,
+        lambda x: x * settings.values["scale"],
+        lambda: settings.values.update(scale=3.0),
+    )
 
 
 def test_another_function_that_computes_attributes_of_a_module(partitions: Any) -> None:

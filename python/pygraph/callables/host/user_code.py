@@ -15,10 +15,12 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 import functorch
 import torch
 
+_DICT_OF_MODULE: Any = vars(ModuleType)["__dict__"]  # its descriptor
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
@@ -42,9 +44,15 @@ def is_library_file(name: str) -> bool:
     return path.startswith(_libraries()) or "site-packages" in path or "dist-packages" in path
 
 
+def attributes_of(module: ModuleType) -> dict[str, Any]:
+    """Its dictionary, without code of its class."""
+    found: dict[str, Any] = _DICT_OF_MODULE.__get__(module)
+    return found
+
+
 def is_of_program(module: ModuleType) -> bool:
     """Whether a module is the program's own: a file, a folder of files, or made by the program."""
-    attributes = vars(module)
+    attributes = attributes_of(module)
     file = attributes.get("__file__")
     if file is not None:
         return not is_library_file(str(file))
@@ -63,13 +71,17 @@ def is_function_of_program(value: object) -> bool:
 
 def is_class_of_program(class_: type) -> bool:
     """Whether a class was defined in one of the program's own modules."""
-    module = sys.modules.get(str(class_.__module__))
-    return class_.__module__ == "__main__" or (module is not None and is_of_program(module))
+    name = str(class_.__module__)
+    module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])
+    if name == "__main__" or module is None:  # from a file that was run, or whose module has gone
+        return True
+    return isinstance(module, ModuleType) and is_of_program(module)
 
 
+WITHOUT_EFFECT = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL")  # on what the next instruction uses
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
 
 
 def globals_used_by(code: CodeType) -> tuple[tuple[str, ...], ...]:
@@ -89,9 +101,9 @@ def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...]
     for part in with_inner(code):
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
-            if instruction.opname in _ATTRIBUTES and chain:
+            if instruction.opname in ATTRIBUTES and chain:
                 chain = (*chain, str(instruction.argval))
-            elif instruction.opname not in ("CACHE", "PRECALL"):
+            elif instruction.opname not in WITHOUT_EFFECT:
                 found[chain] = None  # as a whole: a module alone is used as a value
                 chain = (str(instruction.argval),) if instruction.opname in begins else ()
         found[chain] = None

@@ -75,7 +75,7 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
         if content and len(chain) > 1 and isinstance(content[0], types.ModuleType):
             visit_chain(walk, content[0], chain[1:], f"{chain[0]}.")
     for found in imports_in(function.__code__):
-        visit_import(walk, found.module_of(scope), found.names)
+        visit_import(walk, found, scope)
 
 
 def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from pygraph.callables.host.imports import Import
 from pygraph.callables.host.user_code import (
+    attributes_of,
     is_class_of_program,
     is_function_of_program,
     is_of_program,
@@ -50,8 +52,8 @@ def visit_chain(walk: Walk, module: types.ModuleType, chain: tuple[str, ...], pa
             break
         if isinstance(module, torch._ops._OpNamespace):
             getattr(module, name, None)  # makes it for good, as a rehearsal would
-        walk.found.dicts.append((vars(module), (name,), ()))
-        value = vars(module).get(name, walk)
+        walk.found.dicts.append((attributes_of(module), (name,), ()))
+        value = attributes_of(module).get(name, walk)
         if value is walk:
             walk.add_slot(path + name, "it is not there")
             _visit_computed(walk, module)
@@ -63,23 +65,34 @@ def visit_chain(walk: Walk, module: types.ModuleType, chain: tuple[str, ...], pa
     walk.visit_later(module, path.rstrip("."))
 
 
-def visit_import(walk: Walk, module: str, names: tuple[str, ...]) -> None:
-    """What a function imports. module: its whole name; names: what is taken from it, or none for the
-    module itself and those that it is in."""
-    parts = module.split(".")
-    for i in range(1, len(parts) + 1):
-        name = ".".join(parts[:i])
-        walk.found.dicts.append((sys.modules, (name,), ()))
-        value = sys.modules.get(name, walk)
-        if value is walk:
-            walk.add_slot(name, "it is not there")
-        elif not names:
-            walk.visit_later(value, name)
-        elif i == len(parts) and isinstance(value, types.ModuleType):
-            for of in names:
-                visit_chain(walk, value, (of,), f"{name}.")
-        else:
-            walk.add_slot(name, Object(type(value), id(value)))
+def visit_import(walk: Walk, found: Import, scope: dict[str, Any]) -> None:
+    """What a function imports. scope: its globals."""
+    name = found.module_of(scope)
+    module = _visit_links(walk, name)
+    if not isinstance(module, types.ModuleType):  # another object in its place, or none
+        walk.visit_later(module, name)
+        return
+    for chain in found.chains:
+        visit_chain(walk, module, chain, f"{name}.")
+        if found.is_from and chain[0] not in attributes_of(module):
+            walk.visit_later(_visit_links(walk, f"{name}.{chain[0]}"), f"{name}.{chain[0]}")
+
+
+def _visit_links(walk: Walk, name: str) -> Any:
+    """The module of a whole name, or None: where Python finds it, and those that it is in, in
+    ``sys.modules`` and as attributes of each other."""
+    value: Any = None
+    for i, child in enumerate(parts := name.split(".")):
+        parent, path = value, ".".join(parts[: i + 1])
+        value = sys.modules.get(path)
+        walk.found.dicts.append((sys.modules, (path,), ()))
+        links = [value]
+        if isinstance(parent, types.ModuleType):
+            walk.found.dicts.append((attributes_of(parent), (child,), ()))
+            links.append(attributes_of(parent).get(child))
+        walk.add_slot(path, tuple(Object(type(link), id(link)) for link in links))
+        walk.found.held.extend(links)
+    return value
 
 
 def visit_switch(walk: Walk, module: types.ModuleType, name: str) -> None:
@@ -91,32 +104,34 @@ def visit_module(walk: Walk, module: types.ModuleType, path: str) -> None:
     """A module as a value, of which any attribute may be read."""
     _visit_as_it_is(walk, module, path)
     if is_of_program(module):
-        visit_scope(walk, vars(module), f"{path}.")
+        visit_scope(walk, attributes_of(module), f"{path}.")
     else:
         _visit_code_of_library(walk, module, path)
 
 
 def _visit_computed(walk: Walk, module: types.ModuleType) -> None:
     """The program's own function that computes attributes that a module does not have (PEP 562)."""
-    walk.found.dicts.append((vars(module), ("__getattr__",), ()))
-    compute = vars(module).get("__getattr__")
-    if is_function_of_program(compute):
+    walk.found.dicts.append((attributes_of(module), ("__getattr__",), ()))
+    compute = attributes_of(module).get("__getattr__")
+    if compute is not None and (is_of_program(module) or is_function_of_program(compute)):
         walk.visit_later(compute, f"{module.__name__}.__getattr__")
 
 
 def _visit_as_it_is(walk: Walk, module: types.ModuleType, path: str) -> None:
-    """Without its attributes. Its class, if it is the program's, may have properties."""
+    """Without its attributes, but if its class is the program's, which may read any of them."""
     walk.add_slot(path, Object(type(module), id(module)))
     if walk.is_new_module(module):
         walk.found.instances.append(module)
         if is_class_of_program(type(module)):
             walk.visit_later(type(module), type(module).__name__)
+            walk.visit_later(module, path)
 
 
 def visit_scope(walk: Walk, scope: dict[str, Any], path: str) -> None:
     """All that one of the program's modules has, besides what Python puts there."""
-    left_out = tuple(name for name in scope if name in _OF_MODULES)
-    kept = {name: value for name, value in scope.items() if name not in _OF_MODULES}
+    items = scope.copy().items()  # other threads may import
+    left_out = tuple(name for name, _ in items if name in _OF_MODULES)
+    kept = {name: value for name, value in items if name not in _OF_MODULES}
     walk.found.dicts.append((scope, None, left_out))
     walk.add_slot(f"{path}#names", tuple(kept))
     walk.pending.extend((value, f"{path}{name}") for name, value in kept.items())
@@ -124,8 +139,14 @@ def visit_scope(walk: Walk, scope: dict[str, Any], path: str) -> None:
 
 def _visit_code_of_library(walk: Walk, module: types.ModuleType, path: str) -> None:
     """Which functions, classes and modules it has; those of the program's have replaced one."""
-    kept = {k: v for k, v in vars(module).items() if issubclass(type(v), _CODE_OF_LIBRARIES)}
-    walk.found.dicts.append((vars(module), tuple(kept), ()))
+    items = attributes_of(module).copy().items()  # other threads may import
+    kept = {name: value for name, value in items if issubclass(type(value), _CODE_OF_LIBRARIES)}
+    walk.found.dicts.append((attributes_of(module), tuple(kept), ()))
     walk.add_slot(f"{path}#code", hash(tuple(map(id, kept.values()))))
-    replaced = ((v, f"{path}.{k}") for k, v in kept.items() if is_function_of_program(v))
-    walk.pending.extend(replaced)
+    walk.pending.extend((v, f"{path}.{name}") for name, v in kept.items() if _is_of_program(v))
+
+
+def _is_of_program(code: Any) -> bool:
+    if isinstance(code, type):
+        return is_class_of_program(code)
+    return is_of_program(code) if isinstance(code, types.ModuleType) else is_function_of_program(code)
