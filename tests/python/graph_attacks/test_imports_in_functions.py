@@ -49,6 +49,11 @@ def by_one_of_two_texts(x):
         module = importlib.import_module(name)
     return module.scaled(x)
 
+def by_the_beginning_of_a_text(x):
+    import importlib
+    name = "helper"
+    return importlib.import_module(f"package_of_a_test.{name}").scaled(x)
+
 def passed_on(x):
     import package_of_a_test.helper as h
     return getattr(h, "scaled")(x)

@@ -142,4 +142,5 @@ def _imports_by_text(constants: Sequence[Any]) -> Iterator[Import]:
             yield from _imports_by_text(constant)
         elif isinstance(constant, str) and constant.replace(".", "_").isidentifier():
             name = constant.lstrip(".")
-            yield Import(name, len(constant) - len(name), ((),))
+            # A dot at the end: the beginning of a name, such as in f"package.{name}".
+            yield Import(name.rstrip("."), len(constant) - len(name), ((),))
