@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -179,6 +180,42 @@ def test_a_module_that_its_package_does_not_name(
         return x * inner.scale
 
     assert_follows(partitions, call, lambda: setattr(inner, "scale", 3.0))
+
+
+def test_a_name_with_a_dash(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("module-of-a-test")
+    module.scale = 2.0
+    monkeypatch.setitem(sys.modules, "module-of-a-test", module)
+    assert_follows(
+        partitions,
+        lambda x: x * importlib.import_module("module-of-a-test").scale,
+        lambda: setattr(module, "scale", 3.0),
+    )
+
+
+def test_a_generator_that_imports(partitions: Any, package: Any) -> None:
+    def scales() -> Any:
+        while True:
+            from package_of_a_test.helper import SCALE  # type: ignore[import-not-found]
+
+            yield SCALE
+
+    holder = Plain(scales=scales())
+    next(holder.scales)
+    assert_follows(
+        partitions, lambda x: x * next(holder.scales), lambda: setattr(package.helper, "SCALE", 3.0)
+    )
+
+
+def test_an_attribute_in_the_place_of_a_module(partitions: Any, package: Any) -> None:
+    package.helper = Plain(SCALE=2.0)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        import package_of_a_test.helper as other
+
+        return x * other.SCALE
+
+    assert_follows(partitions, call, lambda: setattr(package.helper, "SCALE", 3.0))
 
 
 def test_values_of_a_library(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,22 @@ def test_what_the_class_of_a_global_module_reads_of_it(partitions: Any, read: An
     assert_follows(partitions, lambda x: x * read(), lambda: lazy_module.state.update(scale=3.0))
 
 
+@pytest.mark.parametrize("name", ["__getattribute__", "__dir__"])
+def test_a_method_of_a_module(partitions: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    module: Any = types.ModuleType("module")
+    module.scale = 2.0
+    monkeypatch.setitem(globals(), "lazy_module", module)
+    reads: dict[str, Any] = {
+        "__getattribute__": lambda: lazy_module.__getattribute__("scale"),
+        "__dir__": lambda: len(lazy_module.__dir__()),
+    }
+
+    def change() -> None:
+        module.scale, module.other = 3.0, 1
+
+    assert_follows(partitions, lambda x: x * reads[name](), change)
+
+
 def test_a_class_in_a_file_that_was_run(partitions: Any, tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text("class Settings:\n    values = {'scale': 2.0}\n")
     settings = runpy.run_path(str(tmp_path / "settings.py"), run_name="settings")["Settings"]

@@ -140,7 +140,7 @@ def _imports_by_text(constants: Sequence[Any]) -> Iterator[Import]:
     for constant in constants:
         if isinstance(constant, tuple):
             yield from _imports_by_text(constant)
-        elif isinstance(constant, str) and constant.replace(".", "_").isidentifier():
+        elif isinstance(constant, str) and constant.strip(".") and not any(map(str.isspace, constant)):
             name = constant.lstrip(".")
             # A dot at the end: the beginning of a name, such as in f"package.{name}".
             yield Import(name.rstrip("."), len(constant) - len(name), ((),))

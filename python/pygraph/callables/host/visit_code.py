@@ -103,7 +103,7 @@ def visit_partial(walk: Walk, value: Any, path: str) -> None:
 
 
 def visit_generator(walk: Walk, generator: Any, path: str) -> None:
-    """Its variables, what its loops go through, and the globals that it reads."""
+    """Its variables, what its loops go through, and the globals and imports that it reads."""
     frame = generator.gi_frame
     if frame is None:  # it has ended
         return
@@ -114,6 +114,8 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
     if not is_library_file(generator.gi_code.co_filename):
         for chain in globals_used_by(generator.gi_code):
             visit_global(walk, frame.f_globals, chain)
+        for found in imports_in(generator.gi_code):
+            visit_import(walk, found, frame.f_globals)
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:

@@ -57,6 +57,8 @@ def visit_chain(walk: Walk, module: types.ModuleType, chain: tuple[str, ...], pa
         if value is walk:
             walk.add_slot(path + name, "it is not there")
             _visit_computed(walk, module)
+            if hasattr(types.ModuleType, name):  # such as __dir__, which reads the whole module
+                walk.visit_later(module, path.rstrip("."))
             return
         if not isinstance(value, types.ModuleType):
             walk.visit_later(value, path + name)
@@ -89,7 +91,10 @@ def _visit_links(walk: Walk, name: str) -> Any:
         links = [value]
         if isinstance(parent, types.ModuleType):
             walk.found.dicts.append((attributes_of(parent), (child,), ()))
-            links.append(attributes_of(parent).get(child))
+            attribute = attributes_of(parent).get(child)
+            links.append(attribute)
+            if attribute is not value:  # what "import a.b as c" takes
+                walk.visit_later(attribute, path)
         walk.add_slot(path, tuple(Object(type(link), id(link)) for link in links))
         walk.found.held.extend(links)
     return value
