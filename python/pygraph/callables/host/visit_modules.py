@@ -1,5 +1,8 @@
-"""Modules that a callable can reach: by a chain of names, such as ``settings.training.flag``, of which
-what the last name is bound to is visited, or as objects, of which any attribute may be read."""
+"""Modules that a callable can reach.
+
+By a chain of names, such as ``settings.training.flag``: what the last name is bound to is visited. As
+objects, such as an argument: any attribute may be read, so all are visited.
+"""
 
 from __future__ import annotations
 
