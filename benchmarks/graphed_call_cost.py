@@ -1,7 +1,8 @@
 """The host time of one call of a graphed callable that a graph serves, by part.
 
     python -m benchmarks.graphed_call_cost
-    python -m benchmarks.graphed_call_cost --inside [--layers 72] [--resnet] [--compile] [--sweep 256]
+    python -m benchmarks.graphed_call_cost --inside [--model layers|resnet50|bert] [--layers 72]
+                                           [--compile] [--sweep 256]
 
 A training step of 1, 12 and 72 linear layers with fused AdamW: 8 tensors of state per layer (two
 parameters, two moments and a step count of each). With ``zero_grad`` at the end no gradient is left;
@@ -13,8 +14,8 @@ rounds, in microseconds.
 
 ``--inside`` has clocks in the calls of one step (call_clocks.py): "warm" right after another call, and
 "cold" after a sweep through so many MB has emptied the CPU's caches, as other work does between two
-calls of a program; with a GPU also the first and the seventh of calls in a row. ``--resnet``: of
-ResNet-50. Medians, in microseconds. PYGRAPH_SHORT_CHECKS=0 shows what calls take without short checks.
+calls of a program; with a GPU also the first and the seventh of calls in a row. Medians, in
+microseconds. PYGRAPH_SHORT_CHECKS=0 shows what calls take without short checks.
 """
 
 from __future__ import annotations
@@ -169,7 +170,30 @@ def alone(device: str) -> dict[str, dict[str, float]]:
     return columns
 
 
-def resnet(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
+class Classifier(torch.nn.Module):
+    """A BERT of 12 layers, small ones without a GPU."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertForSequenceClassification
+
+        config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        if device != "cuda":
+            config.hidden_size = config.intermediate_size = 24
+        self.model = BertForSequenceClassification(config)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(ids).logits
+        return logits
+
+
+def bert(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
+    """With a batch."""
+    ids = torch.randint(0, 30000, (8 if device == "cuda" else 2, 128), device=device)
+    return Classifier(device).to(device), (ids, torch.randn(len(ids), 2, device=device))
+
+
+def resnet50(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
     """With a batch."""
     import torchvision  # needs seconds, and only here
 
@@ -178,12 +202,15 @@ def resnet(device: str) -> tuple[torch.nn.Module, Sequence[torch.Tensor]]:
     return model, (x, torch.randn(len(x), 4, device=device))
 
 
+MODELS = {"resnet50": resnet50, "bert": bert}
+
+
 def inside(args: argparse.Namespace, device: str) -> dict[str, dict[str, float]]:
     """Parts of calls: medians, by how the calls are made."""
     model: torch.nn.Module = linear_layers(args.layers).to(device)
     batch: Sequence[torch.Tensor] = [torch.randn(3, 4, device=device) for _ in range(2)]
-    if args.resnet:
-        model, batch = resnet(device)
+    if args.model != "layers":
+        model, batch = MODELS[args.model](device)
     if args.compile:
         model.compile()
     step = make_step(model, leaves_gradients=False)
@@ -195,7 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inside", action="store_true", help="clocks in the calls")
     parser.add_argument("--layers", type=int, default=72)
-    parser.add_argument("--resnet", action="store_true", help="ResNet-50 in place of linear layers")
+    parser.add_argument("--model", choices=("layers", *MODELS), default="layers")
     parser.add_argument("--compile", action="store_true", help="the model, by Inductor")
     parser.add_argument("--sweep", type=int, default=256, help="MB")
     args = parser.parse_args()

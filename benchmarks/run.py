@@ -1,7 +1,7 @@
-"""Runs a suite and writes <folder>/<gpu>.json (<gpu>_paper.json, <gpu>_steps.json), a Markdown table
+"""Runs a suite and writes <folder>/<gpu>.json (<gpu>_<suite>.json for the others), a Markdown table
 and, with --html, figures and a page.
 
-    python -m benchmarks.run [--suite quick|paper|steps] [--only NAME ...] [--resume] [--html]
+    python -m benchmarks.run [--suite quick|paper|small|steps] [--only NAME ...] [--resume] [--html]
 
 Each workload runs in its own process, with a time limit. Rows of workloads that were measured before
 and not now are kept; --resume leaves out those that were measured at this commit. If a process ends in

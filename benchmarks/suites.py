@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from benchmarks import measure, results_table, variants
 from benchmarks.paper import PAPER
+from benchmarks.small_models import SMALL
 from benchmarks.steps import table as steps_table
 from benchmarks.steps import variants as steps_variants
 from benchmarks.steps.measure import measure_steps
@@ -77,7 +78,7 @@ def _of_models(workloads: Sequence[Workload]) -> Suite:
     )
 
 
-MODELS: dict[str, Sequence[Workload]] = {"quick": WORKLOADS, "paper": PAPER}
+MODELS: dict[str, Sequence[Workload]] = {"quick": WORKLOADS, "paper": PAPER, "small": SMALL}
 SUITES: dict[str, Suite] = {
     **{name: _of_models(workloads) for name, workloads in MODELS.items()},
     "steps": Suite(

@@ -83,21 +83,27 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
       (autograd != nullptr && autograd->grad_fn_)) {
     return false;
   }
-  entries_.push_back({owner.tensor, owner.memory, object, Py_TYPE(object), autograd,
-                      tensor.key_set(), tensor.dtype(), Gradient::kAny,
-                      autograd != nullptr && autograd->requires_grad_,
-                      static_cast<uint32_t>(tensor.dim()), layouts_.size(), watched});
+  const bool requires_grad = autograd != nullptr && autograd->requires_grad_;
+  const uint32_t kind =
+      number_of({Py_TYPE(object), tensor.key_set(), tensor.dtype(), requires_grad,
+                 tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()});
+  entries_.push_back(
+      {owner.tensor, owner.memory, object, autograd, kind, static_cast<uint32_t>(watched)});
   note_dead_accumulator(entries_.back());
-  layouts_.insert(layouts_.end(), tensor.sizes().begin(), tensor.sizes().end());
-  layouts_.insert(layouts_.end(), tensor.strides().begin(), tensor.strides().end());
-  layouts_.push_back(tensor.storage_offset());
   return true;
+}
+
+uint32_t StateTensors::number_of(Kind kind) {
+  const auto known = std::ranges::find(kinds_, kind);
+  const auto number = static_cast<uint32_t>(known - kinds_.begin());
+  if (known == kinds_.end()) kinds_.push_back(std::move(kind));
+  return number;
 }
 
 // A node that has gone does not come back, and its memory is not reused while a reference is left.
 // Locked, because an operator of another thread, without Python's lock, may make another node.
-void StateTensors::note_dead_accumulator(Entry& entry) {
-  if (!entry.requires_grad || autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
+void StateTensors::note_dead_accumulator(Entry& entry) const {
+  if (!kinds_[entry.kind].requires_grad || autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
     return;
   }
   const std::lock_guard lock(entry.autograd->mutex_);
@@ -135,29 +141,23 @@ void StateTensors::prefetch_after(size_t i) const {
   prefetch(&autograd.requires_grad_, 1);
 }
 
-bool StateTensors::has_its_layout(const Entry& entry, const c10::TensorImpl& tensor) const {
-  const int64_t* layout = layouts_.data() + entry.layout;
-  const c10::IntArrayRef sizes = tensor.sizes();
-  const c10::IntArrayRef strides = tensor.strides();
-  if (sizes.size() != entry.dimensions) return false;
-  bool is_same = true;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    is_same &= sizes[i] == layout[i] && strides[i] == layout[entry.dimensions + i];
-  }
-  return is_same && tensor.storage_offset() == layout[size_t{2} * entry.dimensions];
+bool StateTensors::has_its_layout(const Kind& kind, const c10::TensorImpl& tensor) {
+  return tensor.sizes() == kind.sizes && tensor.strides() == kind.strides &&
+         tensor.storage_offset() == kind.offset;
 }
 
 // The tensor's own description, which is still there.
-bool StateTensors::has_its_autograd(const Entry& entry) {
+bool StateTensors::has_its_autograd(const Entry& entry) const {
   const THPVariable& variable = variable_of(entry.object);
+  const bool requires_grad = kinds_[entry.kind].requires_grad;
   // A node that accumulates may have hooks, which holds() asks for. (PyTorch may make one
   // meanwhile, in another thread: this compares with what was there before or after.)
-  if (entry.requires_grad &&
+  if (requires_grad &&
       !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
     return false;
   }
   return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
-         entry.autograd->requires_grad_ == entry.requires_grad && !entry.autograd->grad_fn_ &&
+         entry.autograd->requires_grad_ == requires_grad && !entry.autograd->grad_fn_ &&
          (entry.gradient == Gradient::kAny ||
           entry.autograd->grad_.defined() == (entry.gradient == Gradient::kSome));
 }
@@ -165,10 +165,11 @@ bool StateTensors::has_its_autograd(const Entry& entry) {
 bool StateTensors::is_unchanged(const Entry& entry) const {
   if (entry.tensor.expired()) return false;
   const c10::TensorImpl& tensor = *entry.tensor._unsafe_get_target();
+  const Kind& kind = kinds_[entry.kind];
   if (tensor.unsafe_storage().unsafeGetStorageImpl() != entry.storage ||
-      tensor.pyobj_slot()->load_pyobj() != entry.object || Py_TYPE(entry.object) != entry.type ||
-      tensor.key_set() != entry.keys || tensor.dtype() != entry.dtype ||
-      autograd_of(tensor) != entry.autograd || !has_its_layout(entry, tensor)) {
+      tensor.pyobj_slot()->load_pyobj() != entry.object || Py_TYPE(entry.object) != kind.type ||
+      tensor.key_set() != kind.keys || tensor.dtype() != kind.dtype ||
+      autograd_of(tensor) != entry.autograd || !has_its_layout(kind, tensor)) {
     return false;
   }
   return entry.autograd != nullptr ? has_its_autograd(entry) : entry.gradient != Gradient::kSome;

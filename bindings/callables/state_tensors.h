@@ -39,30 +39,37 @@ class StateTensors {
   using StrongNode = decltype(torch::autograd::AutogradMeta::grad_fn_);
   using WeakNode = decltype(torch::autograd::AutogradMeta::grad_accumulator_);
   enum class Gradient : uint8_t { kAny, kNone, kSome };
-  // A tensor that is an owner in the state and is watched.
+  // What many tensors have in common: a model's weights and their moments.
+  struct Kind {
+    PyTypeObject* type;
+    c10::DispatchKeySet keys;
+    caffe2::TypeMeta dtype;
+    bool requires_grad;
+    std::vector<int64_t> sizes, strides;
+    int64_t offset;
+    bool operator==(const Kind&) const = default;
+  };
+  // A tensor that is an owner in the state and is watched. All entries are read at each call, so
+  // one should fit into a line of the caches.
   struct Entry {
     WeakTensor tensor;
     const c10::StorageImpl* storage;
     PyObject* object;
-    PyTypeObject* type;
     torch::autograd::AutogradMeta* autograd;  // null if it has none
-    c10::DispatchKeySet keys;
-    caffe2::TypeMeta dtype;
-    Gradient gradient;
-    bool requires_grad;
-    uint32_t dimensions;
-    size_t layout;   // in layouts_: sizes, strides, offset
-    size_t watched;  // its number in the watch
+    uint32_t kind;                            // in kinds_
+    uint32_t watched;                         // its number in the watch
+    Gradient gradient = Gradient::kAny;
     // The last node that accumulated gradients, once it has gone; or none.
     WeakNode dead_accumulator = WeakNode(StrongNode());
   };
   bool add(const State::Owner& owner, size_t watched);
-  static void note_dead_accumulator(Entry& entry);
+  uint32_t number_of(Kind kind);
+  void note_dead_accumulator(Entry& entry) const;
   void expect_gradients();
   void prefetch_after(size_t i) const;
   bool is_unchanged(const Entry& entry) const;
-  bool has_its_layout(const Entry& entry, const c10::TensorImpl& tensor) const;
-  static bool has_its_autograd(const Entry& entry);
+  static bool has_its_layout(const Kind& kind, const c10::TensorImpl& tensor);
+  bool has_its_autograd(const Entry& entry) const;
   bool holds(const Entry& entry) const;
   bool rest_is_owned() const;
   bool rest_has_pattern() const;
@@ -73,7 +80,7 @@ class StateTensors {
   std::string pattern_;
   size_t watched_count_;
   std::vector<Entry> entries_;
-  std::vector<int64_t> layouts_;  // of the entries, in a row
+  std::vector<Kind> kinds_;
   // What has no entry, by number: owners of storages without entries, and of others; tensors of the
   // watch; tensors of `differentiated`.
   std::vector<size_t> owners_;

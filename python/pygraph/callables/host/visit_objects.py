@@ -14,7 +14,14 @@ from pygraph.callables.host import probes
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
-from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_class, may_have_slots
+from pygraph.callables.host.walk import (
+    Object,
+    Unseen,
+    Walk,
+    free_path,
+    may_change_its_class,
+    may_have_slots,
+)
 
 # Their inside is PyTorch's compiler's own, and changes while it compiles.
 _COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
@@ -33,6 +40,7 @@ _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hook
 
 
 def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
+    path = free_path(path, walk.found.tensors)
     walk.add_slot(path, Object(type(tensor), id(tensor)))
     walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
     walk.add_slot(f"{path}.grad#hooks", runtime.engine().has_accumulator_hooks(tensor))
@@ -62,7 +70,7 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         walk.add_slot(path, Object(type_, id(value)))
         return
     if is_told(type_):
-        walk.found.schedulers[path] = value
+        walk.found.schedulers[free_path(path, walk.found.schedulers)] = value
         walk.add_slot(path, Object(type_, id(value)))
         if walk.is_new(type_):
             visit_class(walk, type_, type_.__name__)
@@ -70,7 +78,7 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if type_.__module__ != "builtins" and walk.is_new(type_):
         visit_class(walk, type_, type_.__name__)
     if isinstance(value, torch.optim.Optimizer):
-        walk.found.optimizers[path] = value
+        walk.found.optimizers[free_path(path, walk.found.optimizers)] = value
         walk.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):

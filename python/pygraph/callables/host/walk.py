@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,6 +64,13 @@ def content_of_member(value: Any, member: types.MemberDescriptorType) -> tuple[A
         return (member.__get__(value),)
     except AttributeError:
         return ()
+
+
+def free_path(path: str, taken: Mapping[str, Any]) -> str:
+    """The path, or, if something else has it, such as another element of a set, a similar one."""
+    while path in taken:
+        path = f"{path}#{len(taken)}"
+    return path
 
 
 class Walk:
