@@ -33,7 +33,7 @@ BROKEN = 3  # a worker's exit status
 _FIRST_STEPS, _MOST_FIRST_STEPS = 12, 60  # of a variant without graphs of PyGraph's, and of one with
 _COMPARED_STEPS = 10
 _ROUNDS = 7
-_BLOCK_SECONDS = 0.04
+_BLOCK_SECONDS, _LEAST_STEPS = 0.04, 15  # of a block
 _RECOMPILE_LIMIT = 8  # Dynamo's, per variant
 _BATCHES = 4
 _T = TypeVar("_T")
@@ -208,11 +208,12 @@ class StepMeasurement:
         start = time.perf_counter()
         self._steps(variant, 4)
         self._synchronize()
-        return max(4, min(400, int(_BLOCK_SECONDS / ((time.perf_counter() - start) / 4))))
+        return max(_LEAST_STEPS, min(400, int(_BLOCK_SECONDS / ((time.perf_counter() - start) / 4))))
 
     def _block(self, variant: Variant, count: int) -> tuple[float, float]:
         """Microseconds per step until the GPU is done, and of the host in one step: the median, because
-        a step waits for the GPU where the queue of launches is full (after nine of the LSTM's)."""
+        the first steps after the wait for the GPU find the CPU's caches empty, and a step waits for the
+        GPU where the queue of launches is full (after nine of the LSTM's)."""
         self._steps(variant, 3)
         self._synchronize()
         hosts = []

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "callables/attributes.h"
 #include "callables/autograd_graph.h"
 #include "tensors/prefetch.h"
 
@@ -14,19 +15,6 @@ namespace py = pybind11;
 
 namespace pygraph::bindings {
 namespace {
-
-// The dictionary of an object's attributes, borrowed; null if it has none of its own.
-PyObject* attributes_of(PyObject* object) {
-  PyObject** attributes = _PyObject_GetDictPtr(object);
-  return attributes == nullptr ? nullptr : *attributes;
-}
-
-// Where the object has the pointer to that dictionary, if each object of its class has it there:
-// most are of OrderedDict, of which a module has ten. Null for others (the offset is negative where
-// Python makes the dictionary when it is asked for).
-PyObject** place_of_attributes(PyObject* object) {
-  return Py_TYPE(object)->tp_dictoffset > 0 ? _PyObject_GetDictPtr(object) : nullptr;
-}
 
 // Whether no assignment to `__class__` gives it another one: Python allows that where both classes
 // are made by programs, and between classes of modules.
@@ -118,6 +106,7 @@ HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
   const bool is_strided = tensor.layout() == c10::kStrided;
   return {object,
           Py_TYPE(object),
+          attributes_of(object),
           tensor.requires_grad(),
           variable->backward_hooks,
           size(variable->backward_hooks),
@@ -200,6 +189,23 @@ bool HostWatch::attributes_hold() const {
   for (size_t i = 0; i < attributes_.size(); ++i) {
     if (i + kAhead < attributes_.size()) prefetch(attributes_[i + kAhead].place, 1);
     if (*attributes_[i].place != attributes_[i].attributes) return false;
+  }
+  return true;
+}
+
+bool HostWatch::instances_hold() const {
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < instances_.size(); ++i) {
+    if (i + kAhead < instances_.size()) {
+      const Instance& later = instances_[i + kAhead];
+      prefetch(later.instance, sizeof(PyObject));
+      if (later.place != nullptr) prefetch(later.place, sizeof *later.place);
+    }
+    const Instance& watched = instances_[i];
+    if (Py_TYPE(watched.instance) != watched.type) return false;
+    const bool is_there = watched.place != nullptr;
+    PyObject* now = is_there ? *watched.place : attributes_of(watched.instance);
+    if (now != watched.attributes) return false;
   }
   return true;
 }
@@ -289,14 +295,7 @@ bool HostWatch::holds_beside_tensors() {
          std::ranges::all_of(
              functions_,
              [](const Function& watched) { return parts_of(watched.function) == watched.parts; }) &&
-         std::ranges::all_of(
-             instances_,
-             [](const Instance& watched) {
-               if (Py_TYPE(watched.instance) != watched.type) return false;
-               PyObject** place = watched.place;
-               return (place != nullptr ? *place : attributes_of(watched.instance)) ==
-                      watched.attributes;
-             }) &&
+         instances_hold() &&
          std::ranges::all_of(classes_,
                              [](const Class& watched) {
                                return watched.type->tp_version_tag == watched.version;

@@ -47,7 +47,8 @@ class HostWatch {
   // descriptor of that class. `content`: what is there; empty if nothing is. Throws TypeError for
   // another kind of descriptor, or of another class.
   void add_member(pybind11::handle object, pybind11::handle member, const pybind11::tuple& content);
-  // Watches its class and layout, whether it requires a gradient, and its hooks.
+  // Watches its class and layout, which dictionary holds its attributes, whether it requires a
+  // gradient, and its hooks.
   void add_tensor(pybind11::handle tensor);
   // Watches its code and defaults, which the caller holds. Throws TypeError for no function.
   void add_function(pybind11::handle function);
@@ -85,6 +86,7 @@ class HostWatch {
   struct Tensor {
     PyObject* tensor;
     PyTypeObject* type;
+    PyObject* attributes;
     bool requires_grad;
     PyObject* hooks;  // a dictionary, or null
     Py_ssize_t hook_count;
@@ -105,7 +107,7 @@ class HostWatch {
   struct Instance {
     PyObject* instance;
     PyTypeObject* type;
-    PyObject** place;      // of the pointer to them in objects of this class, or null
+    PyObject** place;      // of the pointer to them, or null: see place_of_attributes()
     PyObject* attributes;  // or null
   };
   // Of an instance whose class cannot be changed, as most are: a module has ten of OrderedDict.
@@ -140,6 +142,7 @@ class HostWatch {
   bool untold_dicts_hold();
   bool tensors_hold() const;
   bool attributes_hold() const;
+  bool instances_hold() const;
   void prefetch_after(size_t i) const;
 
   std::vector<WatchedDict> dicts_;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "callables/attributes.h"
 #include "tensors/prefetch.h"
 
 namespace pygraph::bindings {
@@ -25,6 +26,10 @@ bool is_same_node(const std::weak_ptr<T>& one, const std::weak_ptr<T>& other) {
 template <class T>
 bool is_same_node(const c10::weak_intrusive_ptr<T>& one, const c10::weak_intrusive_ptr<T>& other) {
   return one._unsafe_get_target() == other._unsafe_get_target();
+}
+
+PyObject** place_in(PyObject* object, ptrdiff_t place) {
+  return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + place);
 }
 
 const THPVariable& variable_of(PyObject* object) {
@@ -75,20 +80,22 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
   const c10::TensorImpl& tensor = *owner.tensor._unsafe_get_target();
   PyObject* object = watch_.tensor(watched);
   auto* autograd = autograd_of(tensor);
+  PyObject** place = place_of_attributes(object);
   const THPVariable& variable = variable_of(object);
   const bool has_hooks =
       variable.backward_hooks != nullptr || variable.post_accumulate_grad_hooks != nullptr;
   if (tensor.layout() != c10::kStrided || tensor.has_symbolic_sizes_strides() ||
-      tensor.pyobj_slot()->load_pyobj() != object || has_hooks ||
+      tensor.pyobj_slot()->load_pyobj() != object || place == nullptr || has_hooks ||
       (autograd != nullptr && autograd->grad_fn_)) {
     return false;
   }
   const bool requires_grad = autograd != nullptr && autograd->requires_grad_;
   const uint32_t kind =
-      number_of({Py_TYPE(object), tensor.key_set(), tensor.dtype(), requires_grad,
-                 tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()});
+      number_of({Py_TYPE(object), reinterpret_cast<char*>(place) - reinterpret_cast<char*>(object),
+                 tensor.key_set(), tensor.dtype(), requires_grad, tensor.sizes().vec(),
+                 tensor.strides().vec(), tensor.storage_offset()});
   entries_.push_back(
-      {owner.tensor, owner.memory, object, autograd, kind, static_cast<uint32_t>(watched)});
+      {owner.tensor, owner.memory, object, *place, autograd, kind, static_cast<uint32_t>(watched)});
   note_dead_accumulator(entries_.back());
   return true;
 }
@@ -103,7 +110,8 @@ uint32_t StateTensors::number_of(Kind kind) {
 // A node that has gone does not come back, and its memory is not reused while a reference is left.
 // Locked, because an operator of another thread, without Python's lock, may make another node.
 void StateTensors::note_dead_accumulator(Entry& entry) const {
-  if (!kinds_[entry.kind].requires_grad || autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
+  if (!kinds_[entry.kind].requires_grad ||
+      autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
     return;
   }
   const std::lock_guard lock(entry.autograd->mutex_);
@@ -134,6 +142,7 @@ void StateTensors::prefetch_after(size_t i) const {
   const Entry& later = entries_[i + kAhead];
   prefetch(later.tensor._unsafe_get_target(), sizeof(c10::TensorImpl));
   prefetch(later.object, sizeof(THPVariable));
+  prefetch(place_in(later.object, kinds_[later.kind].place), sizeof(PyObject*));
   if (later.autograd == nullptr) return;
   const torch::autograd::AutogradMeta& autograd = *later.autograd;
   prefetch(&autograd.grad_, sizeof autograd.grad_ + sizeof autograd.grad_fn_);
@@ -152,8 +161,7 @@ bool StateTensors::has_its_autograd(const Entry& entry) const {
   const bool requires_grad = kinds_[entry.kind].requires_grad;
   // A node that accumulates may have hooks, which holds() asks for. (PyTorch may make one
   // meanwhile, in another thread: this compares with what was there before or after.)
-  if (requires_grad &&
-      !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
+  if (requires_grad && !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
     return false;
   }
   return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
@@ -168,8 +176,9 @@ bool StateTensors::is_unchanged(const Entry& entry) const {
   const Kind& kind = kinds_[entry.kind];
   if (tensor.unsafe_storage().unsafeGetStorageImpl() != entry.storage ||
       tensor.pyobj_slot()->load_pyobj() != entry.object || Py_TYPE(entry.object) != kind.type ||
-      tensor.key_set() != kind.keys || tensor.dtype() != kind.dtype ||
-      autograd_of(tensor) != entry.autograd || !has_its_layout(kind, tensor)) {
+      *place_in(entry.object, kind.place) != entry.attributes || tensor.key_set() != kind.keys ||
+      tensor.dtype() != kind.dtype || autograd_of(tensor) != entry.autograd ||
+      !has_its_layout(kind, tensor)) {
     return false;
   }
   return entry.autograd != nullptr ? has_its_autograd(entry) : entry.gradient != Gradient::kSome;

@@ -1,7 +1,7 @@
 // The tensors of a known call's state, compared in one pass.
 //
 // Three comparisons read what a tensor holds: whether it still has its memory (state.h), whether
-// its layout and hooks are as they were (host_watch.h), and whether it has a gradient
+// its layout, attributes and hooks are as they were (host_watch.h), and whether it has a gradient
 // (tensors/gradients.h). It lies in up to eight lines of the CPU's caches, which are mostly gone at
 // the next call, and models have hundreds of tensors. So a tensor that all are about is read once,
 // and compared with what it held when the call was first seen. If that differs, the comparisons
@@ -15,6 +15,7 @@
 #include <Python.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,6 +43,7 @@ class StateTensors {
   // What many tensors have in common: a model's weights and their moments.
   struct Kind {
     PyTypeObject* type;
+    ptrdiff_t place;  // of the pointer to the attributes, in bytes from the object
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
     bool requires_grad;
@@ -55,6 +57,7 @@ class StateTensors {
     WeakTensor tensor;
     const c10::StorageImpl* storage;
     PyObject* object;
+    PyObject* attributes;                     // a dictionary
     torch::autograd::AutogradMeta* autograd;  // null if it has none
     uint32_t kind;                            // in kinds_
     uint32_t watched;                         // its number in the watch

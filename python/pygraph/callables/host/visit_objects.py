@@ -50,7 +50,6 @@ def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
     walk.found.tensors[path] = tensor
     hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
     walk.pending.extend((of, f"{path}.hooks") for of in hooks if of is not None)
-    walk.found.instances.append(tensor)
     visit_dict(walk, vars(tensor), f"{path}.", attributes=True)
     if probes.is_on_host(tensor):
         walk.add_probe(f"{path}#values", functools.partial(probes.values_of, tensor))
