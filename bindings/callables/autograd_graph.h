@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,21 @@ void reroute_graph(const std::vector<at::Tensor>& results, const std::vector<at:
 // Whether the node that accumulates the tensor's gradient has hooks. (The tensor's own hooks are
 // kept elsewhere.)
 bool has_accumulator_hooks(const at::Tensor& tensor);
+
+// What a tensor says about its gradient.
+struct GradientKind {
+  bool requires_grad = false;
+  bool is_retained = false;
+  std::optional<at::ScalarType> dtype;  // none: the tensor's own
+  bool may_differ = false;              // the gradient's type from `dtype`
+  bool operator==(const GradientKind&) const = default;
+};
+
+inline GradientKind gradient_kind_of(const torch::autograd::AutogradMeta* autograd) {
+  if (autograd == nullptr) return {};
+  return {autograd->requires_grad_, autograd->retains_grad_, autograd->grad_dtype_,
+          autograd->allow_grad_dtype_mismatch_};
+}
 
 // Makes gradients of the tensor, which has no history, flow to the leaf.
 void lead_gradients(const at::Tensor& tensor, const at::Tensor& leaf);

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "callables/attributes.h"
-#include "callables/autograd_graph.h"
 #include "tensors/prefetch.h"
 
 namespace py = pybind11;
@@ -108,6 +107,7 @@ HostWatch::Tensor HostWatch::describe(PyObject* object, size_t layout) {
           Py_TYPE(object),
           attributes_of(object),
           tensor.requires_grad(),
+          gradient_kind_of(torch::autograd::impl::get_autograd_meta(tensor)),
           variable->backward_hooks,
           size(variable->backward_hooks),
           variable->post_accumulate_grad_hooks,

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "callables/autograd_graph.h"
 #include "callables/dict_changes.h"
 #include "callables/inline_values.h"
 #include "callables/watched_containers.h"
@@ -48,7 +49,7 @@ class HostWatch {
   // another kind of descriptor, or of another class.
   void add_member(pybind11::handle object, pybind11::handle member, const pybind11::tuple& content);
   // Watches its class and layout, which dictionary holds its attributes, whether it requires a
-  // gradient, and its hooks.
+  // gradient and of which type, and its hooks.
   void add_tensor(pybind11::handle tensor);
   // Watches its code and defaults, which the caller holds. Throws TypeError for no function.
   void add_function(pybind11::handle function);
@@ -87,7 +88,8 @@ class HostWatch {
     PyObject* tensor;
     PyTypeObject* type;
     PyObject* attributes;
-    bool requires_grad;
+    bool requires_grad;  // as PyTorch tells it: also what has a history does
+    GradientKind gradient;
     PyObject* hooks;  // a dictionary, or null
     Py_ssize_t hook_count;
     PyObject* post_hooks;

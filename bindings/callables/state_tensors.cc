@@ -89,10 +89,9 @@ bool StateTensors::add(const State::Owner& owner, size_t watched) {
       (autograd != nullptr && autograd->grad_fn_)) {
     return false;
   }
-  const bool requires_grad = autograd != nullptr && autograd->requires_grad_;
   const uint32_t kind =
       number_of({Py_TYPE(object), reinterpret_cast<char*>(place) - reinterpret_cast<char*>(object),
-                 tensor.key_set(), tensor.dtype(), requires_grad, tensor.sizes().vec(),
+                 tensor.key_set(), tensor.dtype(), gradient_kind_of(autograd), tensor.sizes().vec(),
                  tensor.strides().vec(), tensor.storage_offset()});
   entries_.push_back(
       {owner.tensor, owner.memory, object, *place, autograd, kind, static_cast<uint32_t>(watched)});
@@ -110,7 +109,7 @@ uint32_t StateTensors::number_of(Kind kind) {
 // A node that has gone does not come back, and its memory is not reused while a reference is left.
 // Locked, because an operator of another thread, without Python's lock, may make another node.
 void StateTensors::note_dead_accumulator(Entry& entry) const {
-  if (!kinds_[entry.kind].requires_grad ||
+  if (!kinds_[entry.kind].gradient.requires_grad ||
       autograd_of(*entry.tensor._unsafe_get_target()) != entry.autograd) {
     return;
   }
@@ -158,14 +157,15 @@ bool StateTensors::has_its_layout(const Kind& kind, const c10::TensorImpl& tenso
 // The tensor's own description, which is still there.
 bool StateTensors::has_its_autograd(const Entry& entry) const {
   const THPVariable& variable = variable_of(entry.object);
-  const bool requires_grad = kinds_[entry.kind].requires_grad;
+  const GradientKind& gradient = kinds_[entry.kind].gradient;
   // A node that accumulates may have hooks, which holds() asks for. (PyTorch may make one
   // meanwhile, in another thread: this compares with what was there before or after.)
-  if (requires_grad && !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
+  if (gradient.requires_grad &&
+      !is_same_node(entry.autograd->grad_accumulator_, entry.dead_accumulator)) {
     return false;
   }
   return variable.backward_hooks == nullptr && variable.post_accumulate_grad_hooks == nullptr &&
-         entry.autograd->requires_grad_ == requires_grad && !entry.autograd->grad_fn_ &&
+         gradient_kind_of(entry.autograd) == gradient && !entry.autograd->grad_fn_ &&
          (entry.gradient == Gradient::kAny ||
           entry.autograd->grad_.defined() == (entry.gradient == Gradient::kSome));
 }

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "callables/autograd_graph.h"
 #include "callables/host_watch.h"
 #include "callables/state.h"
 
@@ -46,7 +47,7 @@ class StateTensors {
     ptrdiff_t place;  // of the pointer to the attributes, in bytes from the object
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
-    bool requires_grad;
+    GradientKind gradient;
     std::vector<int64_t> sizes, strides;
     int64_t offset;
     bool operator==(const Kind&) const = default;

@@ -26,6 +26,7 @@ from pygraph.callables import kept_graph
 from pygraph.callables.argument_aliases import alias_of, is_held, moved_onto, users_of
 from pygraph.callables.backward_function import Backwards
 from pygraph.callables.graphed_gradient import Made, with_gradient
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.observation import Form
@@ -201,7 +202,7 @@ class ForwardFunction(StepFunction):
     ) -> tuple[Any, ...]:
         """For results whose graph cannot be kept: it serves this call alone, with what it has saved."""
         places = Saved([], [], {})
-        results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        results = [leaf for leaf in leaves if is_of(leaf, torch.Tensor) and leaf.requires_grad]
         reached = runtime.engine().survey_graph(results, ends)[0]
         positions = [i for i, x in enumerate(leaves) if any(x is result for result in results)]
         structure = Structure([], 0, list(reached), positions, {}, {}, [], True, is_lasting=False)
@@ -264,7 +265,7 @@ class ForwardFunction(StepFunction):
     def _check_results(self, leaves: list[Any], arguments: Sequence[torch.Tensor]) -> None:
         theirs = {address_of(t) for t in (*arguments, *self.state_tensors)} - {0}
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and address_of(leaf) in theirs:
+            if is_of(leaf, torch.Tensor) and leaf.requires_grad and address_of(leaf) in theirs:
                 raise NotGraphable("a result that requires a gradient lies in what it is given")
 
 
@@ -272,6 +273,6 @@ def _without_graph(leaves: list[Any]) -> list[Any]:
     """The results without their graph; one that is there twice is there twice again."""
     known: dict[int, Any] = {}
     for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+        if is_of(leaf, torch.Tensor) and leaf.requires_grad:
             known[id(leaf)] = leaf.data  # not detach(): that is a view, to which nobody may write
     return [known.get(id(leaf), leaf) for leaf in leaves]

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
+from pygraph.callables.host.kinds import is_of
 from pygraph.gpu.fingerprint import marked_as
 
 
 def inference_among(leaves: Sequence[Any]) -> frozenset[int]:
     """Positions of tensors of inference mode."""
-    return frozenset(
-        i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_inference()
-    )
+    return frozenset(i for i, x in enumerate(leaves) if is_of(x, torch.Tensor) and x.is_inference())
 
 
 def as_observed(
@@ -33,7 +32,7 @@ def as_observed(
     made = {id(tensor): tensor for tensor in arguments}
     found = list(leaves)
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
+        if is_of(leaf, torch.Tensor):
             if id(leaf) not in made:
                 is_right = leaf.is_inference() == (i in inference)
                 made[id(leaf)] = leaf if is_right else _remade(leaf, i in inference)

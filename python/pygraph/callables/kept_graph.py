@@ -22,6 +22,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pygraph import runtime
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.saved_tensors import CONSTANT, EMPTY, STATE, Place, Saved, address_of, run_on
 from pygraph.callables.step_function import NotGraphable
@@ -87,7 +88,7 @@ class Structure:
 def survey(leaves: list[Any], ends: list[torch.Tensor], saved: Saved) -> Structure:
     """Describes a run, by the results, the tensors that gradients could flow to, and what was saved.
     Raises NotGraphable."""
-    tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    tensors = {i: x for i, x in enumerate(leaves) if is_of(x, torch.Tensor)}
     first = {id(x): i for i, x in reversed(tensors.items())}
     repeated = {i: first[id(x)] for i, x in tensors.items() if first[id(x)] != i}
     results = [i for i, x in tensors.items() if x.requires_grad and i not in repeated]

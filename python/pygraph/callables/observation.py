@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.callables.host.host_state import HostState
+from pygraph.callables.host.kinds import is_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +70,11 @@ def version_of(tensor: torch.Tensor | None) -> int | None:
 
 
 def kinds_of(leaves: list[Any]) -> tuple[type, ...]:
-    return tuple(torch.Tensor if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
+    return tuple(torch.Tensor if is_of(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(value) if is_of(leaf, torch.Tensor)]
 
 
 def fate(old: torch.Tensor | None, new: torch.Tensor | None) -> str:

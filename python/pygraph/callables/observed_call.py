@@ -13,6 +13,7 @@ from pygraph import runtime, signal_exceptions
 from pygraph.callables import refusals
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.host.user_code import calling_line
 from pygraph.callables.inference_results import inference_among
@@ -79,7 +80,7 @@ def observed_call(
     if used:
         result = pytree.tree_unflatten(results, spec)
     needing = [*results, *(arguments.tensors if torch.is_grad_enabled() else ())]
-    is_differentiable = any(isinstance(x, torch.Tensor) and x.requires_grad for x in needing)
+    is_differentiable = any(is_of(x, torch.Tensor) and x.requires_grad for x in needing)
     form = Form(spec, kinds_of(results), used, is_differentiable, inference_among(results))
     seen = Observation(result, form, before)
     written = sorted(schedulers.written, key=lambda path: ("._" in path, path))  # public ones first
@@ -171,7 +172,7 @@ def _is_used_up(leaf: Any, nodes: set[int]) -> bool:
     Such a result is of no more use to autograd, and would keep its nodes, with the stream that they
     were made on, until the next call.
     """
-    has_history = isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    has_history = is_of(leaf, torch.Tensor) and leaf.grad_fn is not None
     return has_history and leaf.grad_fn._sequence_nr() in nodes
 
 

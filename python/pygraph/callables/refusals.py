@@ -9,6 +9,7 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.host.host_state import HostState
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.observation import Observation, tensors_in
 from pygraph.callables.signature import Arguments
 
@@ -55,7 +56,7 @@ def of_memory(
 def unfit_result(leaves: list[Any]) -> str:
     """Why a replay could not make such a result; empty if it could."""
     for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
+        if is_of(leaf, torch.Tensor):
             if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
                 return f"it returns a {type(leaf).__name__}"
         elif not isinstance(leaf, _RESULTS):

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph import runtime, signal_exceptions
+from pygraph.callables.host.kinds import is_of
 
 _MOST_FORMS = 8
 
@@ -87,7 +88,7 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
     numbers: dict[int, int] = {}
     known: dict[int, int] = {}  # by identity
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
+        if is_of(leaf, torch.Tensor):
             if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or _has_attributes(leaf):
                 return None
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.known_call import OfStep
@@ -58,7 +59,7 @@ class StepFunction:
         # For rehearsals: without the tensors of the call that it was made in.
         self._example = dataclasses.replace(
             arguments,
-            leaves=[torch.empty(0) if isinstance(x, torch.Tensor) else x for x in arguments.leaves],
+            leaves=[torch.empty(0) if is_of(x, torch.Tensor) else x for x in arguments.leaves],
             tensors=[],
         )
 
@@ -185,7 +186,7 @@ class StepFunction:
         leaves, spec = pytree.tree_flatten(self._function(*args, **kwargs))
         leaves = self._detached(leaves)
         self._check_form(leaves, spec)
-        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        if any(is_of(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
             raise NotGraphable("a result requires a gradient, which none did before")
         return self._outputs(leaves)
 

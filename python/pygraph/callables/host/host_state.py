@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pygraph import runtime, signal_exceptions
+from pygraph.callables.host.kinds import elements_of, items_of_dict
 from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.visit_code import OF_PYTHON, content_of
 from pygraph.callables.host.visit_containers import items_of_set
@@ -37,16 +38,18 @@ class HostState:
         self._held: list[Any] = []  # what the watch refers to, for the garbage collector to see
         for dictionary, keys, left_out in self.found.dicts:
             if keys is None:
-                kept = {k: item for k, item in dictionary.items() if not left_out or k not in left_out}
+                kept = {k: v for k, v in items_of_dict(dictionary) if not left_out or k not in left_out}
                 self._hold(
                     watch.add_whole_dict, dictionary, tuple(kept), tuple(kept.values()), left_out
                 )
             else:
-                of = {k: dictionary[k] for k in keys if k in dictionary}
-                absent = tuple(k for k in keys if k not in dictionary)
+                of = {
+                    k: dict.__getitem__(dictionary, k) for k in keys if dict.__contains__(dictionary, k)
+                }
+                absent = tuple(k for k in keys if k not in of)
                 self._hold(watch.add_dict_items, dictionary, tuple(of), tuple(of.values()), absent)
         for items in self.found.lists:
-            self._hold(watch.add_list, items, tuple(items))
+            self._hold(watch.add_list, items, tuple(elements_of(items)))
         for elements in self.found.sets:
             self._hold(watch.add_set, elements, items_of_set(elements))
         for cell in self.found.cells:
@@ -120,9 +123,13 @@ class HostState:
         watch = runtime.engine().HostWatch()
         held: list[Any] = []  # as in __init__
         for dictionary, keys, _ in self.found.dicts:
-            of = [k for k in (dictionary if keys is None else keys) if type(dictionary.get(k)) is bool]
+            of = {
+                key: item
+                for key, item in items_of_dict(dictionary)
+                if type(item) is bool and (keys is None or key in keys)
+            }
             if of:
-                held.append((dictionary, tuple(of), tuple(dictionary[key] for key in of), ()))
+                held.append((dictionary, tuple(of), tuple(of.values()), ()))
                 watch.add_dict_items(*held[-1])
         return lambda: not held or watch.holds()
 

@@ -14,6 +14,7 @@ import gc
 import io
 import itertools
 import logging
+import operator
 import queue
 import random
 import threading
@@ -23,11 +24,18 @@ from typing import Any
 
 import torch
 
+from pygraph.callables.host.kinds import is_of
+
 _LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
+_LARGEST_CACHE = 4096  # entries
+_KEY: Any = functools.cmp_to_key(min)
+_CALLS_OTHERS = (operator.methodcaller, operator.attrgetter, operator.itemgetter, type(_KEY))
+_UNSET = object()  # in place of a variable's value
+_PLAIN: tuple[Any, ...] = (float, int, complex, str, bytes)
 _OF_CTYPES = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
 
 ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
+    *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
@@ -59,57 +67,101 @@ def text_of(get: Callable[[], Any]) -> str:
 
 def probe_of(value: Any) -> Callable[[], Any] | None:
     """A function that tells where an object stands; None for what needs none, or cannot be asked."""
-    if isinstance(value, types.GeneratorType):
+    if is_of(value, types.GeneratorType):
         return functools.partial(_place_of_generator, value)
-    if isinstance(value, itertools.count):
+    if is_of(value, itertools.count):
         return lambda: repr(value)
-    if isinstance(value, random.Random):
+    if is_of(value, random.Random):
         return lambda: hash(value.getstate())
-    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+    if is_of(value, torch.Generator) and value.device.type == "cpu":
         return lambda: value.get_state().numpy().tobytes()
-    if isinstance(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
-        return lambda: bytes(value)
-    if isinstance(value, contextvars.ContextVar):
-        return lambda: key(value.get(None))
-    if isinstance(value, (io.BytesIO, io.StringIO)):
-        return lambda: None if value.closed else (value.tell(), value.getvalue())
-    if isinstance(value, io.IOBase):
-        return lambda: value.tell() if not value.closed and value.seekable() else None
-    if isinstance(value, threading.local):
+    if is_of(value, range):  # those with the same numbers are equal
+        return lambda: repr(value)
+    if is_of(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
+        return lambda: (getattr(value, "typecode", ""), bytes(value))
+    if is_of(value, contextvars.ContextVar):
+        return lambda: key(value.get(_UNSET))
+    if is_of(value, io.IOBase):
+        return functools.partial(_place_in_file, value)
+    if is_of(value, threading.local):
         return lambda: tuple((name, key(item)) for name, item in vars(value).items())
-    if isinstance(value, (float, int, str, bytes)):  # of a class of its own
-        plain = next(of for of in (float, int, str, bytes) if isinstance(value, of))
+    plain: Any = next((of for of in _PLAIN if is_of(value, of)), None)
+    if plain is not None:  # of a class of its own
         return lambda: plain.__repr__(value)
-    if isinstance(value, BaseException):
+    if is_of(value, BaseException):
         return lambda: tuple(map(key, _parts_of_exception(value)))
-    if isinstance(value, decimal.Decimal):
-        return _decimal_context
-    if isinstance(value, queue.SimpleQueue):
-        return value.qsize
-    if isinstance(value, functools._lru_cache_wrapper):
-        return lambda: value.cache_info()[1:]  # without hits
-    if isinstance(value, memoryview):
-        return lambda: value.tobytes() if value.nbytes <= _LARGEST_ARRAY else None
-    if isinstance(value, _OF_CTYPES):
+    if is_of(value, decimal.Decimal):
+        return lambda: (decimal.Decimal.__repr__(value), _decimal_context())
+    if is_of(value, queue.SimpleQueue):
+        return lambda: value.qsize()
+    if is_of(value, functools._lru_cache_wrapper):
+        return lambda: (value.cache_info()[1:], sorted(map(id, cached_by(value))))  # without hits
+    if is_of(value, memoryview):
+        return functools.partial(_content_of_view, value)
+    if is_of(value, _OF_CTYPES):
         return lambda: bytes(value) if ctypes.sizeof(value) <= _LARGEST_ARRAY else None
-    if type(value).__module__.split(".")[0] == "numpy":
+    if is_of(value, decimal.Context):
+        return functools.partial(_decimal_context, value)
+    if any(of.__module__.split(".")[0] == "numpy" for of in type(value).__mro__):
         return _probe_of_numpys(value)
     if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
-        return lambda: value.__length_hint__()
+        return lambda: (value.__length_hint__(), tuple(map(id, gc.get_referents(value))))
     return None
 
 
 def contents_of(value: Any) -> list[Any]:
     """What an object keeps in C, and gives away as a whole."""
-    if isinstance(value, contextvars.ContextVar):
-        return [value.get(None)]
-    if isinstance(value, slice):
+    if is_of(value, contextvars.ContextVar):
+        return [value.get(None), *gc.get_referents(value)]  # which have its default
+    if is_of(value, functools._lru_cache_wrapper):
+        return cached_by(value)
+    if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
+        return gc.get_referents(value)
+    if is_of(value, concurrent.futures.Future):
+        return [value._result]
+    if is_of(value, _CALLS_OTHERS):
+        return gc.get_referents(value)
+    if is_of(value, slice):
         return [value.start, value.stop, value.step]
-    if isinstance(value, BaseException):
+    if is_of(value, BaseException):
         return _parts_of_exception(value)
     if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "hasobject", False):
         return list(value.ravel().tolist())
     return []
+
+
+def cached_by(function: Any) -> list[Any]:
+    """The results of a function with a cache, and the keys that stand for arguments. Of a large cache
+    only its counters are compared."""
+    if function.cache_info().currsize > _LARGEST_CACHE:
+        return []
+    parts = gc.get_referents(function)
+    own = (getattr(function, "__wrapped__", None), vars(function), functools._CacheInfo)
+    if function.cache_info().maxsize is None:  # has them in a dictionary
+        inside = [of for of in parts if type(of) is dict and of is not vars(function)]
+        return [part for of in inside for item in of.items() for part in item]
+    return [of for of in parts if not (_is_of_links(of) or any(of is part for part in own))]
+
+
+def _is_of_links(of: Any) -> bool:
+    """Whether it is the class of a cache's entries, or the dictionary of them."""
+    name = "_lru_list_elem"
+    if type(of) is not dict:
+        return is_of(of, type) and of.__name__ == name
+    return bool(of) and all(type(link).__name__ == name for link in of.values())
+
+
+def _place_in_file(file: Any) -> Any:
+    if file.closed:
+        return None
+    if is_of(file, (io.BytesIO, io.StringIO)):
+        return file.tell(), file.getvalue()
+    return file.tell() if file.seekable() else None
+
+
+def _content_of_view(view: memoryview) -> Any:
+    content = view.tobytes() if view.nbytes <= _LARGEST_ARRAY else None
+    return view.format, view.shape, view.strides, content
 
 
 def _parts_of_exception(error: BaseException) -> list[Any]:
@@ -120,11 +172,11 @@ def flag_of(value: Any) -> Callable[[], Any] | None:
     """Of objects that threads share, and of loggers: what programs ask them for."""
     if hasattr(type(value), "is_set"):  # an event of threads or processes
         return lambda: value.is_set()
-    if isinstance(value, threading.Semaphore):
+    if is_of(value, threading.Semaphore):
         return lambda: value._value
-    if isinstance(value, concurrent.futures.Future):
+    if is_of(value, concurrent.futures.Future):
         return lambda: (value._state, key(value._result))
-    if isinstance(value, logging.Logger):
+    if is_of(value, logging.Logger):
         return lambda: (value.getEffectiveLevel(), value.disabled, value.manager.disable)
     return _flag_of_processes(value, type(value).__module__)
 
@@ -143,9 +195,9 @@ def _flag_of_processes(value: Any, module: str) -> Callable[[], Any] | None:
     return None
 
 
-def _decimal_context() -> Any:
+def _decimal_context(context: decimal.Context | None = None) -> Any:
     """What the results of decimal numbers depend on."""
-    now = decimal.getcontext()
+    now = context or decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
 
@@ -154,7 +206,7 @@ def _place_of_generator(generator: Any) -> Any:
     if frame is None:
         return None
     variables = tuple((name, key(item)) for name, item in frame.f_locals.items())
-    return frame.f_lasti, variables, tuple(map(id, iterators_of(generator)))
+    return id(generator.gi_code), frame.f_lasti, variables, tuple(map(id, iterators_of(generator)))
 
 
 def iterators_of(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
@@ -163,10 +215,11 @@ def iterators_of(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
 
 
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
-    if hasattr(value, "bit_generator"):
-        return lambda: repr(value.bit_generator.state)
+    for name in ("bit_generator", "_bit_generator"):  # of a Generator, of a RandomState
+        if hasattr(value, name):
+            return lambda: repr(getattr(value, name).state)
     if hasattr(value, "tobytes") and value.dtype.hasobject:
         return lambda: tuple(map(key, value.ravel().tolist()))
     if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
-        return lambda: (value.dtype, value.shape, value.tobytes())
+        return lambda: (value.dtype, value.shape, value.strides, value.tobytes())
     return None

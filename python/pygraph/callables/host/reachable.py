@@ -37,6 +37,7 @@ from pygraph.callables.host import visit_code as code
 from pygraph.callables.host import visit_containers as containers
 from pygraph.callables.host import visit_modules as modules
 from pygraph.callables.host import visit_objects as objects
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.walk import Reachable, Unseen, Walk
 
 _MOST_PLACES = 200_000
@@ -58,6 +59,7 @@ def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]
 
 
 # The first of these kinds that an object is of; what is of none is an instance, or opaque.
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _VIEWS = (dict.keys, dict.values, dict.items)
 _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     (dict, containers.visit_dict),
@@ -72,9 +74,11 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType), code.visit_builtin),
     ((staticmethod, classmethod), code.visit_wrapped),
     (property, code.visit_property),
-    (functools.partial, code.visit_partial),
+    ((functools.partial, functools.partialmethod), code.visit_partial),
     (types.GeneratorType, code.visit_generator),
     (weakref.ReferenceType, code.visit_reference),
+    (_PROXIES, code.visit_proxy),
+    (types.CellType, code.visit_cell),
     (type, code.visit_class),
 )
 
@@ -85,11 +89,11 @@ def _visit(walk: Walk, value: Any, path: str) -> None:
         walk.add_slot(path, value)
     elif not walk.is_new_at(value, path):
         return
-    elif isinstance(value, torch.Tensor):
+    elif is_of(value, torch.Tensor):
         objects.visit_tensor(walk, value, path)
     else:
-        visit = next((of for kinds, of in _VISITS if isinstance(value, kinds)), None)
+        visit = next((of for kinds, of in _VISITS if is_of(value, kinds)), None)
         if visit is not None:
             visit(walk, value, path)
-        if not isinstance(value, modules.CODE):
+        if not is_of(value, (*modules.CODE, *_PROXIES)):
             objects.visit_instance(walk, value, path, is_opaque=visit is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import os
 import types
@@ -10,6 +11,7 @@ from typing import Any
 
 from pygraph.callables.host import probes
 from pygraph.callables.host.imports import imports_in
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
     closures_used_by,
@@ -27,6 +29,7 @@ from pygraph.callables.host.visit_modules import (
 )
 from pygraph.callables.host.walk import Object, Walk, may_change_its_class
 
+_DEEPEST_WRAPPER = 4
 _BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
 # Of classes: what Python itself puts there, in part when it is asked for.
 OF_PYTHON = frozenset(
@@ -49,17 +52,21 @@ def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if not walk.is_new_at(cell, name):
             continue
-        walk.found.cells.append(cell)
-        content = content_of(cell)
-        if content:
-            walk.visit_later(content[0], f"{path}.{name}" if is_library else name)
-        else:
-            walk.add_slot(name, "nothing was assigned yet")
+        visit_cell(walk, cell, f"{path}.{name}" if is_library else name)
     for name in ("__defaults__", "__kwdefaults__"):
         walk.visit_later(getattr(function, name), f"{path}.{name}")
     visit_dict(walk, vars(function), f"{path}.", attributes=True)
     if not is_library:
         _visit_globals(walk, function)
+
+
+def visit_cell(walk: Walk, cell: types.CellType, path: str) -> None:
+    walk.found.cells.append(cell)
+    content = content_of(cell)
+    if content:
+        walk.visit_later(content[0], path)
+    else:
+        walk.add_slot(path, "nothing was assigned yet")
 
 
 def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
@@ -84,8 +91,8 @@ def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
 
 
 def visit_builtin(walk: Walk, function: Any, path: str) -> None:
-    walk.add_slot(path, function.__qualname__)
-    if not isinstance(function.__self__, (types.ModuleType, type(None))):
+    walk.add_slot(path, (function.__module__, function.__qualname__))
+    if not is_of(function.__self__, (types.ModuleType, type(None))):
         walk.visit_later(function.__self__, f"{path}.__self__")
 
 
@@ -118,6 +125,17 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
             visit_import(walk, found, frame.f_globals)
 
 
+def visit_proxy(walk: Walk, value: Any, path: str) -> None:
+    """What a weak proxy stands for."""
+    try:
+        referent = value.__init__.__self__
+    except (ReferenceError, AttributeError):
+        walk.add_slot(path, "nothing is there any more")
+        return
+    walk.add_probe(f"{path}#alive", lambda: id(value.__init__.__self__))
+    walk.visit_later(referent, path)
+
+
 def visit_reference(walk: Walk, value: Any, path: str) -> None:
     walk.add_probe(f"{path}()", lambda: id(value()))
     walk.visit_later(value(), f"{path}()")
@@ -142,8 +160,29 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
             walk.add_slot(f"{class_.__name__}#attributes", tuple(kept))
         else:
             walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, kept.values()))))
-            kept = {k: v for k, v in kept.items() if is_function_of_program(v)}  # it has replaced them
+            walk.found.held.extend(kept.values())
+            kept = {k: v for k, v in kept.items() if _is_of_program(v)}  # it has replaced them
         walk.pending.extend((value, f"{class_.__name__}.{name}") for name, value in kept.items())
+
+
+def _is_of_program(of: Any, depth: int = 0) -> bool:
+    """Whether it is the program's own code, or stands for some: a function of a library's that wraps
+    it, a property, an object that is called in its place."""
+    if depth > _DEEPEST_WRAPPER:
+        return False
+    if is_of(of, (staticmethod, classmethod)):
+        parts: list[Any] = [of.__func__]
+    elif is_of(of, property):
+        parts = [of.fget, of.fset, of.fdel]
+    elif is_of(of, (functools.partial, functools.partialmethod)):
+        parts = [of.func]
+    elif is_of(of, types.FunctionType):
+        if is_function_of_program(of):
+            return True
+        parts = [part for cell in of.__closure__ or () for part in content_of(cell)]
+    else:
+        return not is_of(of, type) and callable(of) and is_class_of_program(type(of))
+    return any(_is_of_program(part, depth + 1) for part in parts)
 
 
 def content_of(cell: Any) -> tuple[Any, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import gc
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pygraph.callables.host import probes
+from pygraph.callables.host.kinds import elements_of, is_of, items_of_dict
 from pygraph.callables.host.walk import Walk
 
 # Of modules: the names of buffers that are not saved, which no forward reads.
@@ -20,10 +21,10 @@ def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = 
     """attributes: whether it holds an object's, of which ``path`` is the beginning."""
     left_out = [
         key
-        for key in value
+        for key, _ in items_of_dict(value)
         if type(key) is str and (key in _UNREAD or (id(value), key) in walk.unwatched)
     ]
-    kept = {key: item for key, item in value.items() if not (left_out and key in left_out)}
+    kept = {key: item for key, item in items_of_dict(value) if not (left_out and key in left_out)}
     walk.found.dicts.append((value, None, tuple(left_out)))
     names = []
     for number, (key, item) in enumerate(kept.items()):
@@ -36,10 +37,12 @@ def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = 
         walk.visit_later(item, names[-1])
     place = path.rstrip(".")
     walk.add_slot(f"{place}#keys", tuple(names))
-    if isinstance(value, collections.defaultdict):
+    if is_of(value, collections.defaultdict):
         walk.add_member(value, _FACTORY, f"{place}#factory")
-    if isinstance(value, collections.OrderedDict) and len(value) > 1:  # has an order of its own
-        walk.add_probe(f"{place}#order", lambda: tuple(map(probes.key, value)))
+    if is_of(value, collections.OrderedDict) and len(kept) > 1:  # has an order of its own
+        walk.add_probe(
+            f"{place}#order", lambda: tuple(probes.key(of) for of, _ in items_of_dict(value))
+        )
 
 
 def visit_list(walk: Walk, value: list[Any], path: str) -> None:
@@ -47,8 +50,8 @@ def visit_list(walk: Walk, value: list[Any], path: str) -> None:
     visit_items(walk, value, path)
 
 
-def visit_items(walk: Walk, value: Iterable[Any], path: str) -> None:
-    items = list(value)
+def visit_items(walk: Walk, value: Collection[Any], path: str) -> None:
+    items = elements_of(value)
     walk.add_slot(f"{path}#len", len(items))
     walk.pending.extend((item, f"{path}[{i}]") for i, item in enumerate(items))
 
@@ -56,19 +59,21 @@ def visit_items(walk: Walk, value: Iterable[Any], path: str) -> None:
 def visit_set(walk: Walk, value: Any, path: str) -> None:
     items = items_of_set(value)
     walk.add_slot(f"{path}#items", tuple(map(probes.key, items)))  # a program can see their order
-    if isinstance(value, set):
+    if is_of(value, set):
         walk.found.sets.append(value)
     visit_held(walk, (item for item in items if type(item) not in probes.ATOMS), f"{path}#item")
 
 
 def items_of_set(value: set[Any] | frozenset[Any]) -> tuple[Any, ...]:
     """In the order of its table, which a class that derives from it may not list them in."""
-    return tuple(set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value))
+    kind: Any = set if is_of(value, set) else frozenset
+    return tuple(kind.__iter__(value))
 
 
 def visit_deque(walk: Walk, value: Any, path: str) -> None:
-    walk.add_probe(f"{path}#items", lambda: tuple(map(probes.key, value)))
-    walk.found.held.extend(value)
+    walk.add_probe(f"{path}#items", lambda: tuple(map(probes.key, elements_of(value))))
+    walk.add_slot(f"{path}#maxlen", value.maxlen)
+    walk.found.held.extend(elements_of(value))
     visit_items(walk, value, path)
 
 

@@ -7,10 +7,12 @@ import types
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pygraph import runtime
 from pygraph.callables.host import probes
+from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
@@ -41,8 +43,14 @@ _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hook
 
 def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
     path = free_path(path, walk.found.tensors)
-    walk.add_slot(path, Object(type(tensor), id(tensor)))
+    type_ = type(tensor)
+    walk.add_slot(path, Object(type_, id(tensor)))
+    if walk.is_new(type_):
+        visit_class(walk, type_, type_.__name__)
+    if type_ not in (torch.Tensor, torch.nn.Parameter):
+        _visit_slots(walk, tensor, path)
     walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
+    walk.add_slot(f"{path}.grad_dtype", (getattr(tensor, "grad_dtype", None), tensor.retains_grad))
     walk.add_slot(f"{path}.grad#hooks", runtime.engine().has_accumulator_hooks(tensor))
     if tensor.layout == torch.strided:
         layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
@@ -60,12 +68,13 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     walk.add_slot(f"{path}.__class__", Object(type, id(type_)))
     if hasattr(type_, "graphed_attributes"):  # a graphed callable inside of this one
         _visit_graphed(walk, value, path)
-    if isinstance(value, torch.jit.ScriptModule):
+    if is_of(value, torch.jit.ScriptModule):
         _visit_script(walk, value, path)
-    if _is_left_alone(type_) and not isinstance(value, torch.nn.Module):
+    if _is_left_alone(type_) and not is_of(value, torch.nn.Module):
         flag = probes.flag_of(value)
         if flag is not None:
             walk.add_probe(path, flag)
+        visit_held(walk, probes.contents_of(value), path)
         walk.add_slot(path, Object(type_, id(value)))
         return
     if is_told(type_):
@@ -74,13 +83,13 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         if walk.is_new(type_):
             visit_class(walk, type_, type_.__name__)
         return
-    if type_.__module__ != "builtins" and walk.is_new(type_):
+    if (type_.__module__ != "builtins" or may_have_slots(type_)) and walk.is_new(type_):
         visit_class(walk, type_, type_.__name__)
-    if isinstance(value, torch.optim.Optimizer):
+    if is_of(value, torch.optim.Optimizer):
         walk.found.optimizers[free_path(path, walk.found.optimizers)] = value
         walk.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
+    attributes: Any = getattr(value, "__dict__", None)
+    if is_of(attributes, dict):
         walk.found.instances.append(value)
         _visit_attributes(walk, value, attributes, path)
     elif may_change_its_class(value):
@@ -90,7 +99,8 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if probe is not None:
         walk.add_probe(path, probe)
     visit_held(walk, probes.contents_of(value), path)
-    if probe is None and is_opaque and not has_slots and not isinstance(attributes, dict):
+    tells_all = has_slots or is_of(attributes, dict)
+    if probe is None and is_opaque and (not tells_all or _hides_something(type_)):
         if hasattr(type_, "__next__"):
             raise Unseen(f"{path} is an iterator whose position cannot be read")
         walk.add_slot(path, Object(type_, id(value)))
@@ -108,24 +118,34 @@ def _visit_graphed(walk: Walk, value: Any, path: str) -> None:
 def _visit_attributes(walk: Walk, value: Any, attributes: dict[str, Any], path: str) -> None:
     if not walk.is_new_at(attributes, f"{path}.__dict__"):
         return
-    if isinstance(value, torch.nn.Module):  # with the paths that a program would write
+    if is_of(value, torch.nn.Module):  # with the paths that a program would write
         for name in ("_parameters", "_buffers", "_modules"):
-            children = attributes.get(name)
-            if isinstance(children, dict) and walk.is_new(children):
+            children: Any = attributes.get(name)
+            if is_of(children, dict) and walk.is_new(children):
                 visit_dict(walk, children, f"{path}.", attributes=True)
     visit_dict(walk, attributes, f"{path}.", attributes=True)
 
 
 def _visit_script(walk: Walk, module: Any, path: str) -> None:
     """Its modes, values and tensors are not among its attributes."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
+    walk.add_probe(f"{path}#tensors", lambda: _ids([*module.parameters(), *module.buffers()]))
     for name, part in module.named_modules(prefix=path):
         type_: Any = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
         for attribute, (kind, _) in type_.get_attributes().items():
-            if "Tensor" not in str(kind) and "__torch__" not in str(kind):
-                get = functools.partial(part._c.getattr, attribute)
+            get = functools.partial(part._c.getattr, attribute)
+            if "__torch__" in str(kind):  # a module
+                continue
+            if "Tensor" not in str(kind):
                 walk.add_probe(f"{name}.{attribute}", functools.partial(probes.text_of, get))
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
+                continue
+            walk.add_probe(f"{name}.{attribute}", lambda get=get: _ids(pytree.tree_leaves(get())))  # type: ignore[misc]
+            walk.pending.extend((of, f"{name}.{attribute}") for of in pytree.tree_leaves(get()))
+
+
+def _ids(values: list[Any]) -> tuple[int, ...]:
+    return tuple(map(id, values))
 
 
 def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
@@ -141,6 +161,12 @@ def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
                 found = found or is_told
                 walk.add_member(value, member, f"{path}.{name}")
     return found
+
+
+def _hides_something(type_: type) -> bool:
+    """Whether it derives from a class that keeps something in C, such as ``datetime.timedelta``."""
+    told = (object, types.SimpleNamespace)
+    return any(class_ not in told and not may_have_slots(class_) for class_ in type_.__mro__)
 
 
 def _is_left_alone(type_: type) -> bool:
