@@ -24,8 +24,6 @@ class _Net(nn.Module):
 
 
 class _Masked(nn.Module):
-    mask: Optional[torch.Tensor]  # noqa: UP045 (TorchScript)
-
     def __init__(self) -> None:
         super().__init__()
         self.mask = None
@@ -35,6 +33,10 @@ class _Masked(nn.Module):
         if m is not None:
             return x * m
         return x * 2
+
+
+# TorchScript does not read annotations that are text, as all of this file are.
+_Masked.__annotations__ = {"mask": Optional[torch.Tensor]}  # noqa: UP045
 
 
 def _assign(module: Any) -> None:
