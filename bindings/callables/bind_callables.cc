@@ -19,6 +19,20 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+// What a weak reference or proxy stands for; None if it is gone. Throws TypeError for another
+// object.
+py::object referent_of(py::handle reference) {
+  if (!PyWeakref_Check(reference.ptr())) throw py::type_error("not a weak reference");
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* referent = nullptr;
+  if (PyWeakref_GetRef(reference.ptr(), &referent) < 0) throw py::error_already_set();
+  if (referent == nullptr) return py::none();
+  return py::reinterpret_steal<py::object>(referent);
+#else
+  return py::reinterpret_borrow<py::object>(PyWeakref_GetObject(reference.ptr()));
+#endif
+}
+
 // On the CPU: what the call has read or written, and that was not born in it, with the operator
 // that was first given it, whether it was written, and its bytes. None for a tensor that is gone.
 py::list host_tensors(const CallObserver& observer) {
@@ -107,6 +121,7 @@ void bind_autograd_graph(py::module_& m) {
   m.def("reroute_graph", &reroute_graph);
   m.def("lead_gradients", &lead_gradients);
   m.def("has_accumulator_hooks", &has_accumulator_hooks);
+  m.def("referent_of", &referent_of);
   py::class_<FreshAccumulators>(m, "FreshAccumulators")
       .def(py::init<Tensors>())
       .def("undo", &FreshAccumulators::undo);

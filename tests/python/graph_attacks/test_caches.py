@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from .attacked import Plain, assert_replays_follow
+import pygraph
+
+from .attacked import Plain, X, assert_replays_follow, replays
 
 _CACHES = [functools.cache, functools.lru_cache(maxsize=1), functools.lru_cache(maxsize=None)]
 
@@ -79,3 +81,41 @@ def test_method(partitions: Any) -> None:
     kept = trainer.options()
     trainer.settings = Plain(scale=5.0)
     assert_replays_follow(partitions, trainer.call, lambda: setattr(kept, "scale", 3.0))
+
+
+_QUEUE: list[Any] = []
+
+
+def _from_the_queue(_: int) -> Any:
+    """Reads what the walk does not see, so that the cache alone tells."""
+    return __import__("sys").modules[__name__].__dict__["_QUEUE"].pop(0)
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_exchanged_results(partitions: Any, limit: int | None) -> None:
+    a, b = object(), object()
+    function = functools.lru_cache(maxsize=limit)(_from_the_queue)
+    _QUEUE[:] = [a, b, b, a]
+    function(1), function(2)
+
+    def change() -> None:
+        function.cache_clear()
+        function(1), function(2)
+
+    assert_replays_follow(partitions, lambda x: x * (2 if function(1) is a else 3), change)
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_a_cache_that_is_filled_in_each_call(partitions: Any, limit: int | None) -> None:
+    @functools.lru_cache(maxsize=limit)
+    def scale(n: int, m: int) -> float:
+        return n * 2.0
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        scale.cache_clear()
+        return x * scale(1, m=1)
+
+    graphed = pygraph.graph(call)
+    for _ in range(12):
+        assert torch.equal(graphed(X), X * 2)
+    assert replays(partitions)

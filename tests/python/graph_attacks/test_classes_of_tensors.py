@@ -102,3 +102,20 @@ def test_type_of_a_gradient(partitions: Any, dtype: torch.dtype, grad_dtype: Any
         its_step(X)
         graphed(X)
         assert p.grad.dtype == other.grad.dtype, i
+
+
+def test_a_release_that_tells_of_leaves_only(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch up to 2.14."""
+    told: Any = vars(torch._C.TensorBase)["grad_dtype"]
+
+    def grad_dtype(tensor: torch.Tensor) -> Any:
+        if not tensor.is_leaf:
+            raise RuntimeError("grad_dtype can only be accessed on leaf tensors.")
+        return told.__get__(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "grad_dtype", property(grad_dtype), raising=False)
+    held = Plain(last=nn.Parameter(torch.ones(4)) * 2)
+    graphed = pygraph.graph(lambda x: x * 2 if held.last is not None else x)
+    for _ in range(12):
+        graphed(X)
+    assert replays(partitions)

@@ -50,6 +50,40 @@ def test_what_a_proxy_stands_for(partitions: Any) -> None:
     assert_replays_follow(partitions, lambda x: x * held.of.scale, change)
 
 
+class _Other:
+    def go(self, *args: Any) -> None:
+        pass
+
+
+class _OwnInit:
+    __init__: Any = _Other().go
+    scale = 2.0
+
+
+class _StaticInit:
+    scale = 2.0
+
+    @staticmethod
+    def __init__(*args: Any) -> None:
+        pass
+
+
+class _Class:
+    scale = 2.0
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: _Class, _OwnInit, _StaticInit], ids=["class", "own", "static"]
+)
+def test_what_an_unusual_proxy_stands_for(
+    partitions: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = make()
+    held = Plain(of=weakref.proxy(owner))
+    change = lambda: monkeypatch.setattr(owner, "scale", 3.0)  # noqa: E731
+    assert_replays_follow(partitions, lambda x: x * held.of.scale, change)
+
+
 def test_layout_of_a_tensor_behind_a_proxy(partitions: Any) -> None:
     t = torch.ones(1)
     held = Plain(of=weakref.proxy(t))

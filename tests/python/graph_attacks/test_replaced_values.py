@@ -19,8 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from .attacked import Plain, assert_replays_follow
+import pygraph
+
+from .attacked import Plain, X, assert_replays_follow, replays
 
 
 class _Duration(datetime.timedelta):
@@ -171,3 +174,36 @@ def test_what_a_key_function_reads(partitions: Any) -> None:
     held = Plain(key=key)
     call = lambda x: x * sorted([1.0, 2.0], key=held.key)[0]  # noqa: E731
     assert_replays_follow(partitions, call, lambda: settings.update(sign=-1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 2, 3]),
+        lambda: iter({"a": 1}.items()),
+        lambda: _Duration(seconds=2),
+        lambda: decimal.Decimal(2),
+        lambda: range(3),
+        lambda: collections.deque([1.0], maxlen=2),
+        lambda: [1, 2].__len__,
+    ],
+)
+def test_made_anew_in_each_call(partitions: Any, make: Callable[[], Any]) -> None:
+    held = Plain(v=None)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        held.v = make()
+        return x * 2
+
+    graphed = pygraph.graph(call)
+    for _ in range(14):
+        assert torch.equal(graphed(X), X * 2)
+    assert replays(partitions)
+
+
+def test_a_class_that_tells_no_module(partitions: Any) -> None:
+    base: Any = type("Base", (), {"__module__": None})
+    derived: Any = type("Derived", (base,), {})
+    held = Plain(v=derived())
+    held.v.scale = 2.0
+    assert_replays_follow(partitions, lambda x: x * held.v.scale, lambda: setattr(held.v, "scale", 3.0))

@@ -91,3 +91,45 @@ def test_a_step(partitions: Any) -> None:
             _assign(other)
         a, b = graphed(X), its_step(X)
         assert torch.equal(a, b), (i, a, b)
+
+
+class _Scaled(nn.Module):
+    """Its number is made anew each time that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = (torch.ones(4), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.parts[0] * self.parts[1]
+
+
+class _Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {"a": torch.ones(4), "b": torch.ones(4)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "b" in self.parts:
+            return x * 2
+        return x * 3
+
+
+_Scaled.__annotations__ = {"parts": tuple[torch.Tensor, float]}
+_Named.__annotations__ = {"parts": dict[str, torch.Tensor]}
+
+
+def test_a_number_beside_a_tensor(partitions: Any) -> None:
+    module: Any = torch.jit.script(_Scaled())
+    change = lambda: setattr(module, "parts", (torch.ones(4), 0.25))  # noqa: E731
+    assert_replays_follow(partitions, lambda x: module(x), change)
+
+
+def test_keys_of_tensors(partitions: Any) -> None:
+    module: Any = torch.jit.script(_Named())
+
+    def change() -> None:
+        parts = module.parts
+        module.parts = {"a": parts["a"], "z": parts["b"]}
+
+    assert_replays_follow(partitions, lambda x: module(x), change)

@@ -8,6 +8,7 @@ import array
 import concurrent.futures
 import contextvars
 import ctypes
+import datetime
 import decimal
 import functools
 import gc
@@ -27,11 +28,14 @@ import torch
 from pygraph.callables.host.kinds import is_of
 
 _LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
-_LARGEST_CACHE = 4096  # entries
+_LARGEST_CACHE = 128  # entries
 _KEY: Any = functools.cmp_to_key(min)
 _CALLS_OTHERS = (operator.methodcaller, operator.attrgetter, operator.itemgetter, type(_KEY))
 _UNSET = object()  # in place of a variable's value
-_PLAIN: tuple[Any, ...] = (float, int, complex, str, bytes)
+_PLAIN: tuple[Any, ...] = (
+    *(float, int, complex, str, bytes),
+    *(datetime.timedelta, datetime.datetime, datetime.date, datetime.time),
+)
 _OF_CTYPES = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
 
 ATOMS = (
@@ -95,17 +99,17 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
     if is_of(value, queue.SimpleQueue):
         return lambda: value.qsize()
     if is_of(value, functools._lru_cache_wrapper):
-        return lambda: (value.cache_info()[1:], sorted(map(id, cached_by(value))))  # without hits
+        return functools.partial(_state_of_cache, value)
     if is_of(value, memoryview):
         return functools.partial(_content_of_view, value)
     if is_of(value, _OF_CTYPES):
         return lambda: bytes(value) if ctypes.sizeof(value) <= _LARGEST_ARRAY else None
     if is_of(value, decimal.Context):
         return functools.partial(_decimal_context, value)
-    if any(of.__module__.split(".")[0] == "numpy" for of in type(value).__mro__):
+    if any(str(of.__module__).split(".")[0] == "numpy" for of in type(value).__mro__):
         return _probe_of_numpys(value)
     if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
-        return lambda: (value.__length_hint__(), tuple(map(id, gc.get_referents(value))))
+        return lambda: value.__length_hint__()
     return None
 
 
@@ -114,7 +118,7 @@ def contents_of(value: Any) -> list[Any]:
     if is_of(value, contextvars.ContextVar):
         return [value.get(None), *gc.get_referents(value)]  # which have its default
     if is_of(value, functools._lru_cache_wrapper):
-        return cached_by(value)
+        return [part for pair in _cached_by(value) for part in pair]
     if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
         return gc.get_referents(value)
     if is_of(value, concurrent.futures.Future):
@@ -130,25 +134,46 @@ def contents_of(value: Any) -> list[Any]:
     return []
 
 
-def cached_by(function: Any) -> list[Any]:
-    """The results of a function with a cache, and the keys that stand for arguments. Of a large cache
-    only its counters are compared."""
+def _state_of_cache(function: Any) -> Any:
+    counters = function.cache_info()[1:]  # without hits
+    pairs = _cached_by(function)
+    return counters, frozenset((_key_of_arguments(of), key(result)) for of, result in pairs)
+
+
+def _key_of_arguments(of: Any) -> Any:
+    """Several are in a tuple that is made anew each time."""
+    return tuple(map(key, of)) if type(of) is tuple else key(of)
+
+
+def _cached_by(function: Any) -> list[tuple[Any, Any]]:
+    """What stands for the arguments in a cache of ``functools``, each with its result. Of a large cache
+    only the counters are compared."""
     if function.cache_info().currsize > _LARGEST_CACHE:
         return []
     parts = gc.get_referents(function)
-    own = (getattr(function, "__wrapped__", None), vars(function), functools._CacheInfo)
-    if function.cache_info().maxsize is None:  # has them in a dictionary
-        inside = [of for of in parts if type(of) is dict and of is not vars(function)]
-        return [part for of in inside for item in of.items() for part in item]
-    return [of for of in parts if not (_is_of_links(of) or any(of is part for part in own))]
+    inside = [of for of in parts if type(of) is dict and of is not vars(function)]
+    if function.cache_info().maxsize is None:
+        return [pair for of in inside for pair in list(of.items())]
+    # With a limit, each result follows its key; the dictionary has entries that tell nothing.
+    keys = {id(of) for entries in inside if _has_entries(entries) for of in list(entries)}
+    pairs, left = [], iter(parts)
+    for part in left:
+        if id(part) in keys:
+            pairs.append((part, next(left, None)))
+    return pairs
 
 
-def _is_of_links(of: Any) -> bool:
-    """Whether it is the class of a cache's entries, or the dictionary of them."""
-    name = "_lru_list_elem"
-    if type(of) is not dict:
-        return is_of(of, type) and of.__name__ == name
-    return bool(of) and all(type(link).__name__ == name for link in of.values())
+def _has_entries(of: dict[Any, Any]) -> bool:
+    return all(type(entry).__name__ == "_lru_list_elem" for entry in list(of.values()))
+
+
+def _state_of_bits(state: Any) -> Any:
+    """Where one of NumPy's generators stands. (The text of 624 words takes long.)"""
+    words: Any = state["state"].get("key") if type(state["state"]) is dict else None
+    if not hasattr(words, "tobytes"):
+        return repr(state)
+    place = (state["state"].get("pos"), state.get("has_gauss"), state.get("gauss"))
+    return words.tobytes(), repr(place)
 
 
 def _place_in_file(file: Any) -> Any:
@@ -215,9 +240,10 @@ def iterators_of(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
 
 
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
-    for name in ("bit_generator", "_bit_generator"):  # of a Generator, of a RandomState
-        if hasattr(value, name):
-            return lambda: repr(getattr(value, name).state)
+    if hasattr(value, "bit_generator"):
+        return lambda: _state_of_bits(value.bit_generator.state)
+    if hasattr(value, "_bit_generator"):  # a RandomState
+        return lambda: _state_of_bits(value.get_state(legacy=False))
     if hasattr(value, "tobytes") and value.dtype.hasobject:
         return lambda: tuple(map(key, value.ravel().tolist()))
     if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:

@@ -77,7 +77,7 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     ((functools.partial, functools.partialmethod), code.visit_partial),
     (types.GeneratorType, code.visit_generator),
     (weakref.ReferenceType, code.visit_reference),
-    (_PROXIES, code.visit_proxy),
+    (_PROXIES, code.visit_weak_proxy),
     (types.CellType, code.visit_cell),
     (type, code.visit_class),
 )

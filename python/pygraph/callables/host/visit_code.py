@@ -9,6 +9,7 @@ import os
 import types
 from typing import Any
 
+from pygraph import runtime
 from pygraph.callables.host import probes
 from pygraph.callables.host.imports import imports_in
 from pygraph.callables.host.kinds import is_of
@@ -91,7 +92,7 @@ def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
 
 
 def visit_builtin(walk: Walk, function: Any, path: str) -> None:
-    walk.add_slot(path, (function.__module__, function.__qualname__))
+    walk.add_slot(path, (getattr(function, "__module__", None), function.__qualname__))
     if not is_of(function.__self__, (types.ModuleType, type(None))):
         walk.visit_later(function.__self__, f"{path}.__self__")
 
@@ -125,15 +126,11 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
             visit_import(walk, found, frame.f_globals)
 
 
-def visit_proxy(walk: Walk, value: Any, path: str) -> None:
+def visit_weak_proxy(walk: Walk, value: Any, path: str) -> None:
     """What a weak proxy stands for."""
-    try:
-        referent = value.__init__.__self__
-    except (ReferenceError, AttributeError):
-        walk.add_slot(path, "nothing is there any more")
-        return
-    walk.add_probe(f"{path}#alive", lambda: id(value.__init__.__self__))
-    walk.visit_later(referent, path)
+    referent_of = runtime.engine().referent_of
+    walk.add_probe(f"{path}()", lambda: id(referent_of(value)))
+    walk.visit_later(referent_of(value), f"{path}()")
 
 
 def visit_reference(walk: Walk, value: Any, path: str) -> None:
@@ -181,7 +178,8 @@ def _is_of_program(of: Any, depth: int = 0) -> bool:
             return True
         parts = [part for cell in of.__closure__ or () for part in content_of(cell)]
     else:
-        return not is_of(of, type) and callable(of) and is_class_of_program(type(of))
+        is_plain = is_of(of, type) or type(of).__module__ == "builtins" or not callable(of)
+        return not is_plain and is_class_of_program(type(of))
     return any(_is_of_program(part, depth + 1) for part in parts)
 
 

@@ -14,6 +14,7 @@ from pygraph.callables.host.walk import Walk
 # Of modules: the names of buffers that are not saved, which no forward reads.
 _UNREAD = ("_non_persistent_buffers_set",)
 
+_ORDER: Any = collections.OrderedDict.__iter__
 _FACTORY: Any = vars(collections.defaultdict)["default_factory"]  # its descriptor
 
 
@@ -40,9 +41,7 @@ def visit_dict(walk: Walk, value: dict[Any, Any], path: str, attributes: bool = 
     if is_of(value, collections.defaultdict):
         walk.add_member(value, _FACTORY, f"{place}#factory")
     if is_of(value, collections.OrderedDict) and len(kept) > 1:  # has an order of its own
-        walk.add_probe(
-            f"{place}#order", lambda: tuple(probes.key(of) for of, _ in items_of_dict(value))
-        )
+        walk.add_probe(f"{place}#order", lambda: tuple(map(probes.key, _ORDER(value))))
 
 
 def visit_list(walk: Walk, value: list[Any], path: str) -> None:

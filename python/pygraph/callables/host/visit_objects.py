@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
     if type_ not in (torch.Tensor, torch.nn.Parameter):
         _visit_slots(walk, tensor, path)
     walk.add_slot(f"{path}.requires_grad", tensor.requires_grad)
-    walk.add_slot(f"{path}.grad_dtype", (getattr(tensor, "grad_dtype", None), tensor.retains_grad))
+    # Before 2.15 PyTorch tells the type of a leaf's gradient only.
+    grad_dtype = getattr(tensor, "grad_dtype", None) if tensor.is_leaf else None
+    walk.add_slot(f"{path}.grad_dtype", (grad_dtype, tensor.retains_grad))
     walk.add_slot(f"{path}.grad#hooks", runtime.engine().has_accumulator_hooks(tensor))
     if tensor.layout == torch.strided:
         layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
@@ -99,8 +102,7 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if probe is not None:
         walk.add_probe(path, probe)
     visit_held(walk, probes.contents_of(value), path)
-    tells_all = has_slots or is_of(attributes, dict)
-    if probe is None and is_opaque and (not tells_all or _hides_something(type_)):
+    if probe is None and is_opaque and not has_slots and not is_of(attributes, dict):
         if hasattr(type_, "__next__"):
             raise Unseen(f"{path} is an iterator whose position cannot be read")
         walk.add_slot(path, Object(type_, id(value)))
@@ -130,7 +132,8 @@ def _visit_script(walk: Walk, module: Any, path: str) -> None:
     """Its modes, values and tensors are not among its attributes."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     walk.pending.extend((tensor, f"{path}.{name}") for name, tensor in tensors)
-    walk.add_probe(f"{path}#tensors", lambda: _ids([*module.parameters(), *module.buffers()]))
+    every: Callable[[], list[Any]] = lambda: [*module.parameters(), *module.buffers()]  # noqa: E731
+    walk.add_probe(f"{path}#tensors", lambda: tuple(map(id, every())))
     for name, part in module.named_modules(prefix=path):
         type_: Any = torch._C.ConcreteModuleType.from_jit_type(part._c._type())
         for attribute, (kind, _) in type_.get_attributes().items():
@@ -140,12 +143,14 @@ def _visit_script(walk: Walk, module: Any, path: str) -> None:
             if "Tensor" not in str(kind):
                 walk.add_probe(f"{name}.{attribute}", functools.partial(probes.text_of, get))
                 continue
-            walk.add_probe(f"{name}.{attribute}", lambda get=get: _ids(pytree.tree_leaves(get())))  # type: ignore[misc]
+            walk.add_probe(f"{name}.{attribute}", functools.partial(_tensors_in, get))
             walk.pending.extend((of, f"{name}.{attribute}") for of in pytree.tree_leaves(get()))
 
 
-def _ids(values: list[Any]) -> tuple[int, ...]:
-    return tuple(map(id, values))
+def _tensors_in(get: Callable[[], Any]) -> Any:
+    """Which tensors are in a container that is made anew each time, and what is beside them."""
+    leaves, structure = pytree.tree_flatten(get())
+    return structure, tuple(map(probes.key, leaves))
 
 
 def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
@@ -161,12 +166,6 @@ def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
                 found = found or is_told
                 walk.add_member(value, member, f"{path}.{name}")
     return found
-
-
-def _hides_something(type_: type) -> bool:
-    """Whether it derives from a class that keeps something in C, such as ``datetime.timedelta``."""
-    told = (object, types.SimpleNamespace)
-    return any(class_ not in told and not may_have_slots(class_) for class_ in type_.__mro__)
 
 
 def _is_left_alone(type_: type) -> bool:
