@@ -199,7 +199,7 @@ bool HostWatch::instances_hold() const {
     if (i + kAhead < instances_.size()) {
       const Instance& later = instances_[i + kAhead];
       prefetch(later.instance, sizeof(PyObject));
-      if (later.place != nullptr) prefetch(later.place, sizeof *later.place);
+      if (later.place != nullptr) prefetch(later.place, 1);
     }
     const Instance& watched = instances_[i];
     if (Py_TYPE(watched.instance) != watched.type) return false;
