@@ -24,46 +24,50 @@ struct Taken {
   DonatedInput donor;
 };
 
-bool fits(const DonatedInput& input, const Symbol& output, const Uses& uses) {
-  return input.size >= output.size && is_about_as_large(input.size, output.size) &&
+using IsCloseInSize = bool (*)(uint64_t place, uint64_t output);
+
+constexpr bool is_at_most_twice_as_large(uint64_t place, uint64_t output) {
+  return place / 2 <= output;
+}
+
+bool fits(const DonatedInput& input, const Symbol& output, const Uses& uses,
+          IsCloseInSize is_close) {
+  return input.size >= output.size && is_close(input.size, output.size) &&
          uses.input_end[input.slot] <= uses.output_begin[output.slot];
 }
 
 // Outputs, largest first, take the largest donor that is not too large: smaller outputs can take
 // smaller ones. Among equals the one that is used longest: earlier outputs can take the others.
-// Then those that have a larger one than they need take what is still left. Returns the rest.
-std::vector<DonatedInput> fill_one_by_one(LinkedGraph& linked, const Uses& uses,
-                                          std::span<const DonatedInput> donated) {
-  std::vector<DonatedInput> donors;
-  for (const DonatedInput& input : donated) {
-    if (input.size >= kSmallestDonation) donors.push_back(input);
-  }
+// Then those that have a larger one than they need take what is still left. Erases what is taken.
+void fill_one_by_one(LinkedGraph& linked, const Uses& uses, std::vector<DonatedInput>& donors,
+                     IsCloseInSize is_close) {
   const auto place_in_order = [&](const DonatedInput& input) {
     return std::pair(input.size, uses.input_end[input.slot]);
   };
   std::ranges::stable_sort(donors, std::greater(), place_in_order);
   std::vector<Taken> taken;
   for (const Symbol* output : outputs_by_size(linked)) {
+    if (linked.placements[output->slot]) continue;
     const auto donor = std::ranges::find_if(
-        donors, [&](const DonatedInput& input) { return fits(input, *output, uses); });
+        donors, [&](const DonatedInput& input) { return fits(input, *output, uses, is_close); });
     if (donor == donors.end()) continue;
     taken.push_back({output, *donor});
     donors.erase(donor);
   }
   for (Taken& pair : taken) {
     const auto smallest = std::find_if(donors.rbegin(), donors.rend(), [&](const auto& input) {
-      return input.size < pair.donor.size && fits(input, *pair.output, uses);
+      return input.size < pair.donor.size && fits(input, *pair.output, uses, is_close);
     });
     if (smallest != donors.rend()) std::swap(*smallest, pair.donor);
     linked.placements[pair.output->slot] = {.input = pair.donor.slot};
     std::ranges::stable_sort(donors, std::greater(), place_in_order);
   }
-  return donors;
 }
 
 // Donors that are too large for any one output take several of those that may share: largest first,
-// as many as fit. A donor whose last use is late has the smallest choice and goes first.
-void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<DonatedInput> donors,
+// as many as fit. A donor whose last use is late has the smallest choice and goes first. Erases
+// what is taken.
+void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<DonatedInput>& donors,
                        std::span<const uint32_t> sharing) {
   std::vector<const Symbol*> outputs = outputs_by_size(linked);
   std::erase_if(outputs, [&](const Symbol* output) {
@@ -72,7 +76,7 @@ void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<Donate
   });
   std::ranges::stable_sort(donors, std::greater(),
                            [&](const DonatedInput& input) { return uses.input_end[input.slot]; });
-  for (const DonatedInput& donor : donors) {
+  const auto takes_some = [&](const DonatedInput& donor) {
     std::vector<std::pair<const Symbol*, uint64_t>> placed;  // with offsets
     uint64_t end = 0;
     for (const Symbol* output : outputs) {
@@ -81,19 +85,32 @@ void fill_side_by_side(LinkedGraph& linked, const Uses& uses, std::vector<Donate
       placed.emplace_back(output, end);
       end += align_up(output->size);
     }
-    if (!is_about_as_large(donor.size, end)) continue;
+    if (!is_about_as_large(donor.size, end)) return false;
     for (const auto& [output, offset] : placed) {
       linked.placements[output->slot] = {.input = donor.slot, .offset = offset};
       std::erase(outputs, output);
     }
+    return true;
+  };
+  std::vector<DonatedInput> left;
+  for (const DonatedInput& donor : donors) {
+    if (!takes_some(donor)) left.push_back(donor);
   }
+  donors = std::move(left);
 }
 
 }  // namespace
 
+// Donors that would otherwise take nothing take outputs of half their size, too: an output that has
+// no donor needs new memory while all donors are alive.
 void place_outputs(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options) {
-  std::vector<DonatedInput> left = fill_one_by_one(linked, uses, options.donated);
-  fill_side_by_side(linked, uses, std::move(left), options.sharing);
+  std::vector<DonatedInput> donors;
+  for (const DonatedInput& input : options.donated) {
+    if (input.size >= kSmallestDonation) donors.push_back(input);
+  }
+  fill_one_by_one(linked, uses, donors, is_about_as_large);
+  fill_side_by_side(linked, uses, donors, options.sharing);
+  fill_one_by_one(linked, uses, donors, is_at_most_twice_as_large);
 }
 
 }  // namespace pygraph

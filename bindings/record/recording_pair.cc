@@ -21,7 +21,7 @@ namespace {
 // Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
 // and given back at once, so that others can use it between launches. Smaller ones stay in the
 // workspace: memory that moves between calls costs host time for every node that uses it.
-constexpr uint64_t kLargeBlock = uint64_t{64} << 20;
+constexpr uint64_t kLargeBlock = uint64_t{32} << 20;
 
 py::list copy_of(const py::handle& list) {
   return py::reinterpret_steal<py::list>(PyList_GetSlice(list.ptr(), 0, PY_SSIZE_T_MAX));
