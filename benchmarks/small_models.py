@@ -60,7 +60,7 @@ def _vectors(batch: int) -> Inputs:
 def _models(mode: str) -> list[Workload]:
     return [
         # Each batch has other numbers of loops, which are shapes.
-        Workload("graph_network", mode, 1, lambda: Scalar(GraphNetwork()), _graph, warm_up=150),
+        Workload("graph_network", mode, 1, lambda: Scalar(GraphNetwork()), _graph, warm_up=2000),
         Workload("mlp", mode, 64, lambda: Scalar(_layers()), _vectors),
         Workload("llama", mode, 4, lambda: Scalar(_llama()), _text),
     ]

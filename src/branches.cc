@@ -8,7 +8,6 @@ namespace pygraph {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-constexpr size_t kMostNodes = 8192;  // sets of nodes per node: 16 MB
 
 struct Access {
   uint32_t symbol;
@@ -189,7 +188,7 @@ std::optional<Branches> find_branches(const LinkedGraph& linked, uint32_t lanes)
   for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
     if (recording.nodes[n].parent < 0) nodes.push_back(n);
   }
-  if (lanes < 2 || nodes.size() > kMostNodes) return {};
+  if (lanes < 2 || nodes.size() > kMostBranchedNodes) return {};
   Branches found = BranchScheduler(linked, std::move(nodes), lanes).find();
   if (found.lanes == 1) return {};
   for (const Edge& edge : recording.edges) {

@@ -19,13 +19,14 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked, surroundings);
   // What may run beside what?
-  std::optional<ExecutionOrder> order = order_of_chain(linked.recording);
-  if (order && lanes > 1) split_scratch(linked);
-  std::optional<Branches> branches = order ? find_branches(linked, lanes) : std::nullopt;
-  if (branches) {
-    linked.recording.edges = std::move(branches->edges);
-    linked.lanes = branches->lanes;
-    order = std::move(branches->order);
+  std::optional<ExecutionOrder> order = find_order(linked.recording);
+  if (order && order->is_chain && lanes > 1) {
+    split_scratch(linked);
+    if (std::optional<Branches> branches = find_branches(linked, lanes)) {
+      linked.recording.edges = std::move(branches->edges);
+      linked.lanes = branches->lanes;
+      order = std::move(branches->order);
+    }
   }
   // Where does each internal allocation live? Layout is frozen from here.
   plan_memory(linked, memory, order);

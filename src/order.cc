@@ -1,24 +1,86 @@
 #include "order.h"
 
-namespace pygraph {
+#include <utility>
 
-std::optional<ExecutionOrder> order_of_chain(const Recording& recording) {
-  std::vector<uint32_t> nodes;
+namespace pygraph {
+namespace {
+
+constexpr uint32_t kNone = ~uint32_t{0};
+
+// An edge between top-level nodes, by their positions.
+struct Dependency {
+  uint32_t from;
+  uint32_t to;
+  bool is_programmatic;
+};
+
+// None if a node would wait for a later one, or there is an edge of another kind.
+std::optional<std::vector<Dependency>> find_dependencies(const Recording& recording,
+                                                         uint32_t& count) {
+  std::vector<uint32_t> positions(recording.nodes.size(), kNone);
+  count = 0;
   for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
-    if (recording.nodes[n].parent < 0) nodes.push_back(n);
+    if (recording.nodes[n].parent < 0) positions[n] = count++;
   }
-  const auto count = static_cast<uint32_t>(nodes.size());
-  ExecutionOrder order{std::vector<uint32_t>(count)};
-  uint32_t next = 1;
+  std::vector<Dependency> found;
   for (const Edge& edge : recording.edges) {
     if (recording.nodes[edge.from].parent >= 0) continue;
-    if (next >= count || edge.from != nodes[next - 1] || edge.to != nodes[next]) return {};
-    if (edge.data != abi::EdgeData{} && edge.data != kProgrammatic) return {};
-    order.step_begin[next] = edge.data == kProgrammatic ? order.step_begin[next - 1] : next;
+    const bool is_programmatic = edge.data == kProgrammatic;
+    if (!is_programmatic && edge.data != abi::EdgeData{}) return {};
+    found.push_back({positions[edge.from], positions[edge.to], is_programmatic});
+    if (found.back().from >= found.back().to) return {};
+  }
+  return found;
+}
+
+// Edges from each node to the next one, and no others.
+bool is_chain(const std::vector<Dependency>& dependencies, uint32_t count) {
+  uint32_t next = 1;
+  for (const Dependency& d : dependencies) {
+    if (d.from != next - 1 || d.to != next) return false;
     ++next;
   }
-  if (next < count) return {};
+  return next >= count;
+}
+
+ExecutionOrder order_of_chain(const std::vector<Dependency>& dependencies, uint32_t count) {
+  ExecutionOrder order{std::vector<uint32_t>(count)};
+  for (const Dependency& d : dependencies) {
+    order.step_begin[d.to] = d.is_programmatic ? order.step_begin[d.from] : d.to;
+  }
   return order;
+}
+
+// A kernel at the end of a programmatic edge begins when the other has begun, and ends after it.
+ExecutionOrder order_of_branches(const std::vector<Dependency>& dependencies, uint32_t count) {
+  std::vector<std::vector<Dependency>> before(count);
+  for (const Dependency& d : dependencies) before[d.to].push_back(d);
+  ExecutionOrder order{std::vector<uint32_t>(count), false};
+  std::vector<NodeSet> ended_with;  // by position: what has ended when the node ends
+  for (uint32_t p = 0; p < count; ++p) {
+    NodeSet begun(count);
+    NodeSet ended(count);
+    for (const Dependency& d : before[p]) {
+      begun.insert(d.is_programmatic ? order.ended[d.from] : ended_with[d.from]);
+      ended.insert(ended_with[d.from]);
+    }
+    ended.insert(p);
+    order.step_begin[p] = begun.first_missing();
+    order.ended.push_back(std::move(begun));
+    ended_with.push_back(std::move(ended));
+  }
+  return order;
+}
+
+}  // namespace
+
+std::optional<ExecutionOrder> find_order(const Recording& recording) {
+  uint32_t count = 0;
+  const auto dependencies = find_dependencies(recording, count);
+  if (!dependencies) return {};
+  if (is_chain(*dependencies, count)) return order_of_chain(*dependencies, count);
+  if (count > kMostBranchedNodes) return {};
+  return order_of_branches(*dependencies, count);
 }
 
 }  // namespace pygraph

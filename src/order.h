@@ -26,8 +26,10 @@ constexpr abi::EdgeData kProgrammatic{.from_port = 1, .to_port = 0, .type = 1, .
 // stream order, such as PyTorch's allocator, relies on it, too: a stream's work is complete when
 // its last kernel is.
 //
-// In a graph with branches (branches.h), a node does not wait for all nodes before it. `ended` has,
-// by position, the nodes that it waits for.
+// In a graph with branches, a node does not wait for all nodes before it. `ended` has, by position,
+// the nodes that have ended when the node begins, and begin_of(p) is the first one that may not
+// have. Such graphs are those whose function forked its stream, and those that get branches later
+// (branches.h).
 struct ExecutionOrder {
   std::vector<uint32_t> step_begin;
   bool is_chain = true;
@@ -38,7 +40,11 @@ struct ExecutionOrder {
   }
 };
 
-// None if the graph has branches, or edges of another kind.
-std::optional<ExecutionOrder> order_of_chain(const Recording& recording);
+// Of the recording as it is. None if it has an edge of a kind that is not known, or branches and
+// more than kMostBranchedNodes nodes.
+std::optional<ExecutionOrder> find_order(const Recording& recording);
+
+// A graph with branches needs two sets of nodes per node: 16 MB in all.
+constexpr size_t kMostBranchedNodes = 8192;
 
 }  // namespace pygraph

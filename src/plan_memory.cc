@@ -10,13 +10,14 @@
 //           +------------------> nodes
 //
 // If kernels may overlap, lifetimes are counted in steps of overlapping kernels (order.h). In a
-// graph that was recorded with branches (the function forked its stream), the order is not known
-// well enough. There the allocator's layout is kept: allocations share an address if they shared it
-// while recording, which stream order made safe.
+// graph with branches (the function forked its stream, or PyGraph made them), two allocations share
+// bytes if the edges order all uses of one before those of the other (interference.h). Where the
+// order is not known (edges of another kind), the allocator's layout is kept: allocations share an
+// address if they shared it while recording, which stream order made safe.
 //
 // A backward frees its saved tensors one by one, and in an uncaptured run its results take their
 // place, so its memory hardly grows. A graph gets all its memory before it starts, and would need
-// memory for both. Hence donated inputs of a chain are used twice: an output, or several side by
+// memory for both. Hence donated inputs are used twice: an output, or several side by
 // side, takes over the memory of an input whose last use comes before the outputs' first use.
 // Internal memory is placed in the other donated inputs.
 //
@@ -171,7 +172,7 @@ bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
 }  // namespace
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
-  plan_memory(linked, options, order_of_chain(linked.recording));
+  plan_memory(linked, options, find_order(linked.recording));
 }
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options,

@@ -161,17 +161,6 @@ TEST(Donation, OutputsThatMayShareLieSideBySideInALargeDonatedInput) {
   EXPECT_GT(together, 50);
 }
 
-TEST(Donation, AGraphWithBranchesUsesNoDonatedInput) {
-  LinkedGraph linked = chain(3);
-  linked.recording.edges = {{0, 1, {}}, {0, 2, {}}};
-  linked.recording.inputs.resize(1);
-  linked.recording.outputs.resize(1);
-  linked.symbols.push_back({SymbolKind::kInput, 0, 4 * kMiB});
-  linked.symbols.push_back({SymbolKind::kOutput, 0, 4 * kMiB});
-  plan_memory(linked, {.donated = {{0, 4 * kMiB}}});
-  EXPECT_EQ(linked.placements, std::vector<OutputPlacement>(1));
-}
-
 // Input 0 is used by node 0, input 1 by node 2, output 0 and internal memory from node `first` on.
 LinkedGraph with_two_inputs(uint32_t first) {
   LinkedGraph linked = chain(4);

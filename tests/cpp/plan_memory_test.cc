@@ -51,18 +51,6 @@ TEST(PlanMemory, MemoryThatWasNeverFreedIsNeededUntilItsLastUse) {
   EXPECT_TRUE(overlap(linked.symbols[0], linked.symbols[2]));
 }
 
-TEST(PlanMemory, ABranchKeepsTheRecordedLayout) {
-  LinkedGraph linked = chain(3);
-  linked.recording.edges = {{0, 1, {}}, {0, 2, {}}};
-  add_internal(linked, 4096, 0, 1, 0x10000);
-  add_internal(linked, 4096, 1, 2, 0x20000);  // could share by order of creation, but must not
-  add_internal(linked, 4096, 2, 3, 0x10000);  // was shared while recording
-  plan_memory(linked);
-  EXPECT_EQ(linked.workspace_size, 8192);
-  EXPECT_FALSE(overlap(linked.symbols[0], linked.symbols[1]));
-  EXPECT_EQ(linked.symbols[0].workspace_offset, linked.symbols[2].workspace_offset);
-}
-
 TEST(PlanMemory, KernelsThatMayOverlapShareNothing) {
   LinkedGraph linked = chain(4);
   linked.recording.edges[0].data = kProgrammatic;  // 1 may start before 0 ends; 2 and 3 may not
