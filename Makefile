@@ -45,7 +45,7 @@ test-python: $(SITE)/ready
 test-release: $(SITE)/ready
 	$(PY) -m pytest tests/python -k "$(BY_RELEASE)"
 BY_RELEASE := patches or guard or compiled or numbers or parameters or backend or stub or barriers or \
-  wrapper_bypass or engine or warm_start or fx_passes or cpu_values or polyfills or uncapturable or partition or launch
+  wrapper_bypass or engine or warm_start or fx_passes or graph_pass or cpu_values or polyfills or uncapturable or partition or launch
 
 # The tests that need a GPU. Those that measure free memory run alone. With pytest-xdist, on two GPUs:
 # make test-gpu PYGRAPH_TEST_GPUS=0,1 PARALLEL="-n 24 --dist worksteal"
