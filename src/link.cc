@@ -19,17 +19,19 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   // Which words are addresses, and of what?
   scan_relocations(driver, first, linked, surroundings);
   // What may run beside what?
-  std::optional<ExecutionOrder> order = find_order(linked.recording);
-  if (order && order->is_chain && lanes > 1) {
+  std::optional<Branches> branches;
+  if (lanes > 1 && is_chain(linked.recording)) {
     split_scratch(linked);
-    if (std::optional<Branches> branches = find_branches(linked, lanes)) {
-      linked.recording.edges = std::move(branches->edges);
-      linked.lanes = branches->lanes;
-      order = std::move(branches->order);
-    }
+    branches = find_branches(linked, lanes);
   }
   // Where does each internal allocation live? Layout is frozen from here.
-  plan_memory(linked, memory, order);
+  if (branches) {
+    linked.recording.edges = std::move(branches->edges);
+    linked.lanes = branches->lanes;
+    plan_memory(linked, memory, branches->order);
+  } else {
+    plan_memory(linked, memory);
+  }
   return linked;
 }
 

@@ -74,6 +74,12 @@ ExecutionOrder order_of_branches(const std::vector<Dependency>& dependencies, ui
 
 }  // namespace
 
+bool is_chain(const Recording& recording) {
+  uint32_t count = 0;
+  const auto dependencies = find_dependencies(recording, count);
+  return dependencies && is_chain(*dependencies, count);
+}
+
 std::optional<ExecutionOrder> find_order(const Recording& recording) {
   uint32_t count = 0;
   const auto dependencies = find_dependencies(recording, count);

@@ -40,6 +40,9 @@ struct ExecutionOrder {
   }
 };
 
+// Whether each node follows the one before it, and no other.
+bool is_chain(const Recording& recording);
+
 // Of the recording as it is. None if it has an edge of a kind that is not known, or branches and
 // more than kMostBranchedNodes nodes.
 std::optional<ExecutionOrder> find_order(const Recording& recording);

@@ -229,7 +229,9 @@ class Scan {
     }
   }
 
-  std::optional<Resolved> explain(uint64_t word_a, uint64_t word_b, WordUse use) const {
+  // A kernel may use memory that was freed just before its launch, which stream order makes safe.
+  // Then the memory lives until the kernel ends.
+  std::optional<Resolved> explain(uint64_t word_a, uint64_t word_b, WordUse use) {
     const auto by = [&](Match rule) {
       return resolve(linked_.symbols, node_a().position, word_a, word_b, rule);
     };
@@ -239,6 +241,7 @@ class Scan {
     if (end && freed && use == WordUse::kUsed) {
       refuse("uses the end of some memory, or other memory that has just been freed");
     }
+    if (freed && use == WordUse::kUsed) linked_.symbols[freed->symbol].last = node_a().position + 1;
     if (end || freed) return end ? end : freed;
     return by(Match::kFreed);
   }

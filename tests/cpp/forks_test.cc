@@ -37,6 +37,27 @@ TEST(Forks, MemoryIsSharedBetweenNodesThatWaitForEachOther) {
   EXPECT_EQ(linked.workspace_size, 4 * 4096);  // the recorded layout: the edge is not known
 }
 
+// Two streams take turns. Each node reads what its stream's node before it has written, and nothing
+// is known of its accesses. Like PyTorch's allocator, each stream uses three pieces by turns.
+TEST(Forks, APlanNeedsNoMoreThanTheRecordedLayout) {
+  constexpr uint32_t kNodes = 100;
+  LinkedGraph linked = chain(kNodes);
+  linked.recording.edges.clear();
+  for (uint32_t n = 0; n < kNodes; ++n) {
+    linked.recording.nodes[n].kind = NodeKind::kKernel;
+    linked.recording.nodes[n].position = n;
+    linked.recording.operators.push_back({.name = "aten::op", .first = n, .last = n + 1});
+    add_internal(linked, 4096, n, n + 3, 0x10000 + 4096 * (n % 6));
+    linked.relocations.push_back({.node = n, .offset = 0, .symbol = n});
+    if (n < 2) continue;
+    linked.relocations.push_back({.node = n, .offset = 8, .symbol = n - 2});
+    linked.recording.edges.push_back({n - 2, n, {}});
+  }
+  plan_memory(linked, {.smallest_block = 4096});
+  EXPECT_EQ(linked.workspace_size, 6 * 4096);
+  EXPECT_TRUE(linked.regions.empty());
+}
+
 TEST(Forks, AnOutputTakesADonatedInputOnlyOnceAllBranchesHaveUsedIt) {
   for (const uint32_t user : {2U, 3U}) {
     LinkedGraph linked = fork_and_join();
