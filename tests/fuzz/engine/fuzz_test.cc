@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -43,6 +45,7 @@ TEST_P(EngineFuzzTest, RandomProgramsGiveTheirBytes) {
   }
   EXPECT_GT(tally.replays, count);
   EXPECT_LT(tally.refused, count / 4 + 1);
+  EXPECT_GT(tally.with_forks, count / 12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, EngineFuzzTest, ::testing::Range<uint64_t>(1, 5));
@@ -62,6 +65,19 @@ TEST_F(EngineFaultTest, EachFunctionOfTheDriverMayFail) {
     }
   }
   EXPECT_GT(failed.size(), 40);
+}
+
+TEST(FuzzedProgramTest, ProgramsOnOneStreamDoNotDependOnForks) {
+  size_t forked = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const Program program = generate(seed);
+    if (std::ranges::any_of(program.steps, &Step::stream)) {
+      ++forked;
+    } else {
+      EXPECT_EQ(to_text(program), to_text(generate(seed, {.forks = false}))) << seed;
+    }
+  }
+  EXPECT_GT(forked, 20);
 }
 
 class KeptProgramTest : public EngineFuzzTest {};
@@ -111,30 +127,63 @@ TEST(FuzzedProgramTest, ReductionKeepsWhatFails) {
   EXPECT_TRUE(small.values.empty());
 }
 
+// Links the program and checks its plan, which `change` may make wrong. Nothing if it is refused.
+std::optional<bool> is_plan_right(Machine& machine, const Program& program,
+                                  const std::function<void(LinkedGraph&)>& change) {
+  machine.begin(program);
+  const Recorded recorded = machine.record(program);
+  try {
+    LinkedGraph linked = link(machine.driver(), recorded.recordings[0], recorded.recordings[1], {},
+                              program.lanes, {.cached = [&] { return machine.foreign_memory(); }});
+    change(linked);
+    check_plan(program, recorded, linked);
+  } catch (const NotRelocatable&) {
+    return {};
+  } catch (const Wrong&) {
+    return false;
+  }
+  return true;
+}
+
 // The oracle notices a plan that is wrong, whether or not values would show it.
 TEST(FuzzedProgramTest, AMovedAllocationIsFoundInThePlan) {
   Machine machine;
   size_t found = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     const Program program = generate(seed);
-    machine.begin(program);
-    const Recorded recorded = machine.record(program);
-    LinkedGraph linked;
-    try {
-      linked = link(machine.driver(), recorded.recordings[0], recorded.recordings[1], {},
-                    program.lanes, {.cached = [&] { return machine.foreign_memory(); }});
-    } catch (const NotRelocatable&) {
-      continue;
-    }
-    check_plan(program, recorded, linked);
-    for (Symbol& symbol : linked.symbols) symbol.workspace_offset = 0;
-    try {
-      check_plan(program, recorded, linked);
-    } catch (const Wrong&) {
-      ++found;
-    }
+    const auto is_right = is_plan_right(machine, program, [](LinkedGraph&) {});
+    if (!is_right) continue;
+    EXPECT_TRUE(*is_right) << seed;
+    const auto move = [](LinkedGraph& linked) {
+      for (Symbol& symbol : linked.symbols) symbol.workspace_offset = 0;
+    };
+    if (!*is_plan_right(machine, program, move)) ++found;
   }
   EXPECT_GT(found, 25);
+}
+
+// Each stream goes on without waiting for the others.
+TEST(FuzzedProgramTest, MissingJoinsAreFoundInThePlan) {
+  Machine machine;
+  size_t forked = 0;
+  size_t found = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const Program program = generate(seed);
+    if (std::ranges::none_of(program.steps, &Step::stream)) continue;
+    const auto unjoin = [&](LinkedGraph& linked) {
+      const auto stream_of = [&](uint32_t node) {
+        return program.steps[linked.recording.nodes[node].position].stream;
+      };
+      std::erase_if(linked.recording.edges,
+                    [&](const Edge& edge) { return stream_of(edge.from) != stream_of(edge.to); });
+    };
+    const auto is_right = is_plan_right(machine, program, [](LinkedGraph&) {});
+    if (!is_right) continue;
+    EXPECT_TRUE(*is_right) << seed;
+    ++forked;
+    if (!*is_plan_right(machine, program, unjoin)) ++found;
+  }
+  EXPECT_GT(found, forked / 2);
 }
 
 }  // namespace

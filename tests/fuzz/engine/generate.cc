@@ -14,7 +14,8 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 class Generator {
  public:
-  Generator(uint64_t seed, const Features& features) : random_(seed), features_(features) {
+  Generator(uint64_t seed, const Features& features)
+      : random_(seed), forks_(~seed), features_(features) {
     program_.seed = static_cast<uint32_t>(seed);
   }
 
@@ -30,6 +31,7 @@ class Generator {
     program_.steps.resize(steps);
     if (is_large_ && chance(50)) program_.smallest_block = pick({kMiB / 2, kMiB, 2 * kMiB});
     if (chance(15)) program_.smallest_block = 1 + below(40000);
+    if (features_.forks && forks_() % 5 < 2) choose_streams();
     add_inputs();
     const uint32_t internals = below(steps + 4);
     for (uint32_t i = 0; i < internals; ++i) add_internal(ValueKind::kInternal);
@@ -115,14 +117,34 @@ class Generator {
     if (kind == ValueKind::kScratch) value.born = below(1 + steps / 3);
     const bool is_freed = kind == ValueKind::kInternal || kind == ValueKind::kTable;
     if (is_freed && chance(85)) value.freed = value.born + 1 + below(chance(70) ? 6 : steps);
+    value.lingers = features_.lingering && kind == ValueKind::kInternal &&
+                    (program_.has_gaps || features_.touching) && chance(50);
     return program_.values[add(value)];
   }
 
-  std::vector<uint32_t> alive(uint32_t s) const {
+  // Steps stay on their stream for a while.
+  void choose_streams() {
+    const uint32_t streams = 2 + forks_() % (kMostStreams - 1);
+    const uint64_t stays = 1 + forks_() % 4;
+    uint32_t stream = 0;
+    for (Step& step : program_.steps) {
+      if (forks_() % stays == 0) stream = forks_() % streams;
+      step.stream = stream;
+      if (forks_() % 8 == 0) step.joined = forks_() % (1U << kMostStreams);
+    }
+    stays_apart_ = forks_() % 4;
+  }
+
+  // Of the values on other streams only some, since each of their uses joins streams.
+  std::vector<uint32_t> alive(uint32_t s) {
     std::vector<uint32_t> found;
     for (uint32_t v = 0; v < program_.values.size(); ++v) {
       const Value& value = program_.values[v];
-      if (value.kind != ValueKind::kTable && value.born <= s && s < value.freed) found.push_back(v);
+      if (value.kind == ValueKind::kTable || !is_alive(value, s)) continue;
+      const bool is_elsewhere =
+          is_made(value.kind) && program_.steps[value.born].stream != program_.steps[s].stream;
+      if (is_elsewhere && forks_() % 4 < stays_apart_) continue;
+      found.push_back(v);
     }
     return found;
   }
@@ -263,6 +285,7 @@ class Generator {
   }
 
   std::mt19937_64 random_;
+  std::mt19937_64 forks_;  // so that programs on one stream do not depend on forks
   Features features_;
   Program program_;
   std::vector<Intervals> defined_;  // roughly
@@ -270,7 +293,8 @@ class Generator {
   uint32_t declared_percent_ = 0;
   uint32_t overlap_percent_ = 0;
   uint32_t reads_most_ = 1;
-  uint32_t hidden_ = kNone;  // whose address a table holds
+  uint64_t stays_apart_ = 0;  // of four accesses, those that are not of other streams' memory
+  uint32_t hidden_ = kNone;   // whose address a table holds
 };
 
 }  // namespace

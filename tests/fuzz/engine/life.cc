@@ -1,5 +1,6 @@
 #include "life.h"
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -44,6 +45,18 @@ MemoryOptions options_of(const Program& program, const Recorded& recorded) {
   return options;
 }
 
+// Whether some node does not wait for the one before it.
+bool is_forked(const Recording& recording) {
+  uint32_t last = kNone;
+  for (uint32_t n = 0; n < recording.nodes.size(); ++n) {
+    if (recording.nodes[n].parent >= 0) continue;
+    const auto leads_here = [&](const Edge& edge) { return edge.from == last && edge.to == n; };
+    if (last != kNone && std::ranges::none_of(recording.edges, leads_here)) return true;
+    last = n;
+  }
+  return false;
+}
+
 class Life {
  public:
   Life(Machine& machine, Arena& arena, const Program& program, Tally& tally, bool may_fail)
@@ -63,6 +76,7 @@ class Life {
                               options_of(program_, recorded), program_.lanes, surroundings());
     check_plan(program_, recorded, linked);
     tally_.with_branches += linked.lanes > 1 ? 1 : 0;
+    tally_.with_forks += linked.lanes == 1 && is_forked(linked.recording) ? 1 : 0;
     tally_.with_regions += linked.regions.empty() ? 0 : 1;
     for (const OutputPlacement& donor : linked.placements) {
       if (!donor) continue;

@@ -15,6 +15,7 @@ struct Tally {
   uint64_t replays = 0;
   uint64_t donated = 0;  // replays
   uint64_t with_branches = 0;
+  uint64_t with_forks = 0;
   uint64_t with_regions = 0;
   uint64_t with_donors = 0;
   uint64_t failures = 0;  // of the driver that were injected

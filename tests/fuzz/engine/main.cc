@@ -2,6 +2,8 @@
 //
 //   engine_fuzz [--seed N] [--count M] [--seconds S]   random programs, by default without end
 //   engine_fuzz --tables 1 ...                         some keep addresses in device memory
+//   engine_fuzz --lingering 1 ...                      some use memory that has just been freed
+//   engine_fuzz --forks 0 ...                          all of them run on one stream
 //   engine_fuzz --touching 1 ...                       some use ends that are others' beginnings
 //   engine_fuzz --reduce 0 ...                         does not make a failing program smaller
 //   engine_fuzz --print N                              the program of a seed
@@ -54,11 +56,13 @@ std::optional<std::string> run_alone(const Program& program, Tally& tally) {
 void report(const Tally& tally, uint64_t next, double seconds) {
   std::printf(
       "%llu programs up to seed %llu in %.0f s: %llu replays (%llu donated), %llu with "
-      "branches, %llu with regions, %llu with donors, %llu driver failures, %llu refused\n",
+      "branches, %llu with forks, %llu with regions, %llu with donors, %llu driver failures, %llu "
+      "refused\n",
       static_cast<unsigned long long>(tally.programs), static_cast<unsigned long long>(next),
       seconds, static_cast<unsigned long long>(tally.replays),
       static_cast<unsigned long long>(tally.donated),
       static_cast<unsigned long long>(tally.with_branches),
+      static_cast<unsigned long long>(tally.with_forks),
       static_cast<unsigned long long>(tally.with_regions),
       static_cast<unsigned long long>(tally.with_donors),
       static_cast<unsigned long long>(tally.failures),
@@ -134,6 +138,7 @@ void add(Tally& sum, const Tally& more) {
   sum.replays += more.replays;
   sum.donated += more.donated;
   sum.with_branches += more.with_branches;
+  sum.with_forks += more.with_forks;
   sum.with_regions += more.with_regions;
   sum.with_donors += more.with_donors;
   sum.failures += more.failures;
@@ -185,6 +190,8 @@ int run(int count, char** arguments) {
     if (option == "--touching") features.touching = std::strtoull(value, nullptr, 10) != 0;
     if (option == "--reduce") g_reduces = std::strtoull(value, nullptr, 10) != 0;
     if (option == "--tables") features.tables = std::strtoull(value, nullptr, 10) != 0;
+    if (option == "--lingering") features.lingering = std::strtoull(value, nullptr, 10) != 0;
+    if (option == "--forks") features.forks = std::strtoull(value, nullptr, 10) != 0;
     if (option == "--print") {
       std::cout << to_text(generate(std::strtoull(value, nullptr, 10), features));
       return 0;

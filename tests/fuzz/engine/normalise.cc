@@ -2,14 +2,11 @@
 
 #include "intervals.h"
 #include "layouts.h"
+#include "order_steps.h"
 #include "program.h"
 
 namespace pygraph::fuzz {
 namespace {
-
-bool is_alive(const Value& value, uint32_t step) {
-  return value.born <= step && step < value.freed;
-}
 
 // Words that an access takes among the parameters.
 uint32_t words_of(const Program& program, const Access& access) {
@@ -49,7 +46,7 @@ class Normaliser {
       });
       if (step.launches.empty()) step.launches.push_back({});
     }
-    for (uint32_t s = 0; s < program_.steps.size(); ++s) check_overlap(s);
+    order_steps(program_);
   }
 
  private:
@@ -98,6 +95,7 @@ class Normaliser {
     const Value& value = program_.values[access.value];
     if (!is_alive(value, s) || access.size == 0) return false;
     if (access.offset + access.size > value.size || access.size > value.size) return false;
+    if (s == value.freed && !may_be_freed_before(access, s)) return false;
     if (access.stores_address) {
       return access.through != kNone && value.kind != ValueKind::kRandom &&
              kind_of(access.through) == ValueKind::kTable &&
@@ -118,6 +116,13 @@ class Normaliser {
     const uint64_t end = access.offset + access.size;
     if (access.reads && !defined_[access.value].contain(access.offset, end)) return false;
     return access.reads || access.writes;
+  }
+
+  // The stream keeps what it has freed until it launches something else.
+  bool may_be_freed_before(const Access& access, uint32_t s) const {
+    const uint32_t home = program_.steps[program_.values[access.value].born].stream;
+    return access.through == kNone && !access.by_end &&
+           program_.steps[s].stream % kMostStreams == home % kMostStreams;
   }
 
   void note(const Access& access, uint32_t op) {
@@ -172,57 +177,10 @@ class Normaliser {
     });
   }
 
-  bool is_single_kernel(uint32_t s) const {
-    const Step& step = program_.steps[s];
-    return !step.is_child && step.launches[0].kind == LaunchKind::kKernel;
-  }
-
-  // Any two inputs may lie in the same memory.
-  bool conflict(const Access& a, const Access& b) const {
-    const bool is_same = a.value == b.value || (kind_of(a.value) == ValueKind::kInput &&
-                                                kind_of(b.value) == ValueKind::kInput);
-    return is_same && (a.writes || b.writes);
-  }
-  bool conflict(const Access& access, uint32_t s) const {
-    return std::ranges::any_of(program_.steps[s].launches, [&](const Launch& launch) {
-      return std::ranges::any_of(launch.accesses,
-                                 [&](const Access& other) { return conflict(access, other); });
-    });
-  }
-  bool uses_table(uint32_t s) const {
-    return std::ranges::any_of(program_.steps[s].launches[0].accesses,
-                               [](const Access& access) { return access.through != kNone; });
-  }
-
-  // The steps from `begin` on may still run when step s begins.
-  void check_overlap(uint32_t s) {
-    Step& step = program_.steps[s];
-    const bool may_overlap = s > 0 && is_single_kernel(s) && is_single_kernel(s - 1) &&
-                             !uses_table(s) && !uses_table(s - 1);
-    step.overlaps = step.overlaps && may_overlap;
-    if (!step.overlaps) step.waits = true;
-    begin_.push_back(step.overlaps ? begin_[s - 1] : s);
-    if (!step.overlaps) return;
-    bool is_ordered = step.waits;  // behind the steps from here to s
-    for (uint32_t other = s; other-- > begin_[s];) {
-      for (Access& access : step.launches[0].accesses) {
-        if (!conflict(access, other)) continue;
-        access.is_early = false;
-        if (is_ordered) continue;
-        step.overlaps = false;
-        step.waits = true;
-        begin_[s] = s;
-        return;
-      }
-      is_ordered = is_ordered && program_.steps[other].waits;
-    }
-  }
-
   Program& program_;
   std::vector<Intervals> defined_;
   std::vector<uint32_t> last_op_;   // by value: scratch memory's last user
   std::vector<uint32_t> table_of_;  // by table: whose address it holds
-  std::vector<uint32_t> begin_;     // by step: the first that may run beside it
   std::vector<uint32_t> written_constants_;
   uint32_t anonymous_op_ = 0;
 };
@@ -239,9 +197,8 @@ void normalise(Program& program) {
     if (value.freed != kNever) value.freed = std::max(value.freed, value.born + 1);
     const bool is_kept = value.kind != ValueKind::kInternal && value.kind != ValueKind::kTable;
     if (is_kept) value.freed = kNever;
-    const bool is_made = value.kind == ValueKind::kInternal || value.kind == ValueKind::kTable ||
-                         value.kind == ValueKind::kOutput || value.kind == ValueKind::kScratch;
-    if (!is_made) value.born = 0;
+    value.lingers = value.lingers && value.kind == ValueKind::kInternal && value.freed != kNever;
+    if (!is_made(value.kind)) value.born = 0;
     if (value.given > 0) value.given = std::max(value.given, value.size);
   }
   Normaliser(program).run();

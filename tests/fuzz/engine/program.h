@@ -11,6 +11,7 @@ namespace pygraph::fuzz {
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+constexpr uint32_t kMostStreams = 3;
 
 enum class ValueKind : uint8_t {
   kInput,
@@ -22,17 +23,29 @@ enum class ValueKind : uint8_t {
   kTable,     // internal memory that holds an address of other memory
 };
 
+// Whether the program allocates it.
+constexpr bool is_made(ValueKind kind) {
+  return kind == ValueKind::kInternal || kind == ValueKind::kTable || kind == ValueKind::kOutput ||
+         kind == ValueKind::kScratch;
+}
+
 struct Value {
   ValueKind kind = ValueKind::kInternal;
   uint64_t size = 0;         // bytes
-  uint32_t born = 0;         // allocated when so many steps were captured
+  uint32_t born = 0;         // allocated when so many steps were captured, on the next one's stream
   uint32_t freed = kNever;   // likewise
   uint32_t low_bits = 0;     // inputs: of the stand-in's address
   uint64_t given = 0;        // inputs: bytes that may be overwritten after the last use; 0: none
   uint32_t view_of = kNone;  // inputs: lies in the memory of that one, which is given away
   uint64_t view_offset = 0;
   bool shares = false;  // outputs: may lie beside others in a donated input
+  // Freed after the allocations for the next step and before its launch, which may still use it.
+  bool lingers = false;
 };
+
+constexpr bool is_alive(const Value& value, uint32_t step) {
+  return value.born <= step && (step < value.freed || (value.lingers && step == value.freed));
+}
 
 struct Access {
   uint32_t value = 0;
@@ -67,6 +80,8 @@ struct Step {
   uint32_t op = kNone;
   bool overlaps = false;  // launched with programmatic stream serialization behind a kernel
   bool waits = true;      // if so: for that kernel, before it does what is not early
+  uint32_t stream = 0;    // 0: the one that the capture began on
+  uint32_t joined = 0;    // streams, a bit for each: the step's stream waits for their work so far
 };
 
 struct Program {
@@ -80,7 +95,8 @@ struct Program {
 };
 
 // Makes a program out of what may not be one: drops what accesses memory that is not there or that
-// nobody wrote, forgets declarations that would not be true, and early uses that would race.
+// nobody wrote, forgets declarations that would not be true, and early uses that would race. Joins
+// streams where steps would race, and frees memory only when its stream waits for all its uses.
 void normalise(Program& program);
 
 // As text, a line for each value and step, and back. Throws std::runtime_error.

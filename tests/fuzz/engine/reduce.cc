@@ -59,13 +59,20 @@ std::vector<Change> changes_of(const Program& program) {
   for (uint32_t v = static_cast<uint32_t>(program.values.size()); v-- > 0;) {
     changes.push_back([=](Program& p) { drop_value(p, v); });
     if (program.values[v].given > 0) changes.push_back([=](Program& p) { p.values[v].given = 0; });
+    if (program.values[v].lingers)
+      changes.push_back([=](Program& p) { p.values[v].lingers = false; });
     if (program.values[v].size > 512)
       changes.push_back([=](Program& p) { p.values[v].size = 512; });
   }
   if (program.replays > 1) changes.push_back([](Program& p) { p.replays = 1; });
   if (program.lanes > 1) changes.push_back([](Program& p) { p.lanes = 1; });
   if (program.smallest_block > 0) changes.push_back([](Program& p) { p.smallest_block = 0; });
+  changes.push_back([](Program& p) {
+    for (Step& step : p.steps) step.stream = step.joined = 0;
+  });
   for (uint32_t s = 0; s < steps; ++s) {
+    changes.push_back([=](Program& p) { p.steps[s].stream = p.steps[s].joined = 0; });
+    changes.push_back([=](Program& p) { p.steps[s].joined = 0; });
     changes.push_back([=](Program& p) { simplify(p.steps[s]); });
     for (size_t l = 0; l < program.steps[s].launches.size(); ++l) {
       const Launch& launch = program.steps[s].launches[l];

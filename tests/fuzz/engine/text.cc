@@ -35,9 +35,11 @@ std::string to_text(const Program& program) {
   for (const Value& v : program.values) {
     put(out, "value", v.kind, v.size, v.born, v.freed, v.low_bits, v.given, v.view_of,
         v.view_offset, v.shares);
+    if (v.lingers) put(out, "lingers");
   }
   for (const Step& s : program.steps) {
     put(out, "step", s.is_child, s.is_declared, s.op, s.overlaps, s.waits);
+    if (s.stream != 0 || s.joined != 0) put(out, "stream", s.stream, s.joined);
     for (const Launch& l : s.launches) {
       put(out, "launch", l.kind, l.layout, l.is_packed, l.order, l.noise, l.has_stray,
           l.has_foreign);
@@ -66,9 +68,13 @@ Program from_text(const std::string& text) {
       Value& v = program.values.emplace_back();
       take_all(in, v.kind, v.size, v.born, v.freed, v.low_bits, v.given, v.view_of, v.view_offset,
                v.shares);
+    } else if (word == "lingers") {
+      program.values.back().lingers = true;
     } else if (word == "step") {
       Step& s = program.steps.emplace_back();
       take_all(in, s.is_child, s.is_declared, s.op, s.overlaps, s.waits);
+    } else if (word == "stream") {
+      take_all(in, program.steps.back().stream, program.steps.back().joined);
     } else if (word == "launch") {
       Launch& l = program.steps.back().launches.emplace_back();
       take_all(in, l.kind, l.layout, l.is_packed, l.order, l.noise, l.has_stray, l.has_foreign);
