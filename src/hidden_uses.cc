@@ -5,13 +5,6 @@
 namespace pygraph {
 namespace {
 
-// Whether the kernel may take addresses from memory that an earlier one has left there.
-bool may_take_addresses(const Recording& recording, const Node& node) {
-  if (node.kind != NodeKind::kKernel || node.has_known_accesses) return false;
-  const Operator* op = recording.operator_of(node);
-  return op == nullptr || op->is_foreign;
-}
-
 // Whether the operator was given memory of the symbol, or allocated it.
 bool knows(const Operator& op, const Symbol& symbol) {
   if (symbol.kind == SymbolKind::kRandom) return false;
@@ -65,6 +58,12 @@ void note_kept_addresses(const LinkedGraph& linked, std::vector<HiddenUse>& uses
 }
 
 }  // namespace
+
+bool may_take_addresses(const Recording& recording, const Node& node) {
+  if (node.kind != NodeKind::kKernel || node.has_known_accesses) return false;
+  const Operator* op = recording.operator_of(node);
+  return op == nullptr || op->is_foreign;
+}
 
 std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked) {
   std::vector<HiddenUse> uses(linked.symbols.size());

@@ -18,6 +18,9 @@ struct HiddenUse {
   uint32_t end = 0;  // one past the last node that may use it; 0: no address is stored
 };
 
+// Whether the kernel may take addresses from memory that an earlier one has left there.
+bool may_take_addresses(const Recording& recording, const Node& node);
+
 // By symbol.
 std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked);
 

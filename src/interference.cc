@@ -4,26 +4,41 @@
 
 namespace pygraph {
 
-Interference::Interference(const LinkedGraph& linked, const ExecutionOrder& order)
+Interference::Interference(const LinkedGraph& linked, const ExecutionOrder& order,
+                           std::span<const HiddenUse> hidden)
     : symbols_(linked.symbols) {
   if (order.is_chain) return;
   const size_t count = order.step_begin.size();
   NodeSet all(count);
   for (uint32_t p = 0; p < count; ++p) all.insert(p);
-  uses_.assign(symbols_.size(), {NodeSet(count), all});
+  uses_.assign(symbols_.size(), {.users = NodeSet(count), .ended = all});
   const auto use = [&](uint32_t symbol, uint32_t position) {
     uses_[symbol].users.insert(position);
+    uses_[symbol].first_user = std::min(uses_[symbol].first_user, position);
+    uses_[symbol].last_user = std::max(uses_[symbol].last_user, position);
     uses_[symbol].ended.keep_only(order.ended[position]);
   };
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
     if (node.may_access(relocation.offset)) use(relocation.symbol, node.position);
   }
+  // Addresses that an operator's kernels leave in memory are used by its other kernels only.
+  for (const Relocation& relocation : linked.relocations) {
+    const Node& node = linked.recording.nodes[relocation.node];
+    const Operator* op = linked.recording.operator_of(node);
+    const bool is_own = op != nullptr && !op->is_foreign;
+    if (!is_own || node.kind != NodeKind::kKernel || node.has_known_accesses) continue;
+    for (uint32_t p = op->first; p < std::min<size_t>(op->last, count); ++p) {
+      const Symbol& symbol = symbols_[relocation.symbol];
+      if (symbol.first <= p && p < symbol.last) use(relocation.symbol, p);
+    }
+  }
   for (const Node& node : linked.recording.nodes) {
-    if (node.parent >= 0 || node.has_known_accesses) continue;
+    if (!may_take_addresses(linked.recording, node)) continue;
     for (uint32_t s = 0; s < symbols_.size(); ++s) {
       const bool is_alive = symbols_[s].first <= node.position && node.position < symbols_[s].last;
-      if (is_alive) use(s, node.position);
+      const bool is_known = hidden[s].begin <= node.position && node.position < hidden[s].end;
+      if (is_alive && is_known) use(s, node.position);
     }
   }
 }
@@ -32,7 +47,7 @@ bool Interference::conflict(uint32_t a, uint32_t b) const {
   if (uses_.empty()) {
     return symbols_[a].first < symbols_[b].last && symbols_[b].first < symbols_[a].last;
   }
-  return !uses_[a].ended.contains(uses_[b].users) && !uses_[b].ended.contains(uses_[a].users);
+  return !uses_[b].are_all_in(uses_[a].ended) && !uses_[a].are_all_in(uses_[b].ended);
 }
 
 }  // namespace pygraph

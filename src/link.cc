@@ -20,13 +20,16 @@ LinkedGraph link(const Driver& driver, const Recording& first, Recording second,
   scan_relocations(driver, first, linked, surroundings);
   // What may run beside what?
   std::optional<Branches> branches;
-  if (lanes > 1 && is_chain(linked.recording)) {
+  if (!is_chain(linked.recording)) {
+    linked.has_new_edges = make_edges_full(linked.recording);
+  } else if (lanes > 1) {
     split_scratch(linked);
     branches = find_branches(linked, lanes);
   }
   // Where does each internal allocation live? Layout is frozen from here.
   if (branches) {
     linked.recording.edges = std::move(branches->edges);
+    linked.has_new_edges = true;
     linked.lanes = branches->lanes;
     plan_memory(linked, memory, branches->order);
   } else {

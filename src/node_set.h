@@ -19,6 +19,13 @@ class NodeSet {
     }
     return true;
   }
+  // As contains(), of a set whose nodes are all in [first, last].
+  bool contains(const NodeSet& other, uint32_t first, uint32_t last) const {
+    for (size_t i = first / 64; i <= last / 64; ++i) {
+      if ((other.words_[i] & ~words_[i]) != 0) return false;
+    }
+    return true;
+  }
   void insert(uint32_t node) { words_[node / 64] |= uint64_t{1} << (node % 64); }
   void insert(const NodeSet& other) {
     for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];

@@ -1,6 +1,6 @@
 #include "order.h"
 
-#include <utility>
+#include <algorithm>
 
 namespace pygraph {
 namespace {
@@ -51,23 +51,16 @@ ExecutionOrder order_of_chain(const std::vector<Dependency>& dependencies, uint3
   return order;
 }
 
-// A kernel at the end of a programmatic edge begins when the other has begun, and ends after it.
 ExecutionOrder order_of_branches(const std::vector<Dependency>& dependencies, uint32_t count) {
-  std::vector<std::vector<Dependency>> before(count);
-  for (const Dependency& d : dependencies) before[d.to].push_back(d);
-  ExecutionOrder order{std::vector<uint32_t>(count), false};
-  std::vector<NodeSet> ended_with;  // by position: what has ended when the node ends
+  ExecutionOrder order{std::vector<uint32_t>(count), false, {count, NodeSet(count)}};
+  std::vector<std::vector<uint32_t>> before(count);
+  for (const Dependency& d : dependencies) before[d.to].push_back(d.from);
   for (uint32_t p = 0; p < count; ++p) {
-    NodeSet begun(count);
-    NodeSet ended(count);
-    for (const Dependency& d : before[p]) {
-      begun.insert(d.is_programmatic ? order.ended[d.from] : ended_with[d.from]);
-      ended.insert(ended_with[d.from]);
+    for (const uint32_t b : before[p]) {
+      order.ended[p].insert(order.ended[b]);
+      order.ended[p].insert(b);
     }
-    ended.insert(p);
-    order.step_begin[p] = begun.first_missing();
-    order.ended.push_back(std::move(begun));
-    ended_with.push_back(std::move(ended));
+    order.step_begin[p] = order.ended[p].first_missing();
   }
   return order;
 }
@@ -80,12 +73,23 @@ bool is_chain(const Recording& recording) {
   return dependencies && is_chain(*dependencies, count);
 }
 
+bool make_edges_full(Recording& recording) {
+  bool is_changed = false;
+  for (Edge& edge : recording.edges) {
+    if (recording.nodes[edge.from].parent >= 0 || edge.data != kProgrammatic) continue;
+    edge.data = {};
+    is_changed = true;
+  }
+  return is_changed;
+}
+
 std::optional<ExecutionOrder> find_order(const Recording& recording) {
   uint32_t count = 0;
   const auto dependencies = find_dependencies(recording, count);
   if (!dependencies) return {};
   if (is_chain(*dependencies, count)) return order_of_chain(*dependencies, count);
-  if (count > kMostBranchedNodes) return {};
+  const bool is_full = std::ranges::none_of(*dependencies, &Dependency::is_programmatic);
+  if (!is_full || count > kMostBranchedNodes) return {};
   return order_of_branches(*dependencies, count);
 }
 

@@ -43,11 +43,15 @@ struct ExecutionOrder {
 // Whether each node follows the one before it, and no other.
 bool is_chain(const Recording& recording);
 
-// Of the recording as it is. None if it has an edge of a kind that is not known, or branches and
-// more than kMostBranchedNodes nodes.
+// Replaces programmatic edges between top-level nodes by full ones, as a graph with branches has
+// (docs/decisions/0026). Returns whether there were any.
+bool make_edges_full(Recording& recording);
+
+// Of the recording as it is. None if it has an edge of a kind that is not known or to an earlier
+// node; or branches and programmatic edges, or more than kMostBranchedNodes nodes.
 std::optional<ExecutionOrder> find_order(const Recording& recording);
 
-// A graph with branches needs two sets of nodes per node: 16 MB in all.
+// A graph with branches needs a set of nodes per node: 8 MB in all.
 constexpr size_t kMostBranchedNodes = 8192;
 
 }  // namespace pygraph

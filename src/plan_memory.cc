@@ -12,9 +12,8 @@
 // If kernels may overlap, lifetimes are counted in steps of overlapping kernels (order.h). In a
 // graph with branches (the function forked its stream, or PyGraph made them), two allocations share
 // bytes if the edges order all uses of one before those of the other (interference.h). Where the
-// order is not known (edges of another kind), or the function's own branches would need more
-// memory, the allocator's layout is kept: allocations share an address if they shared it while
-// recording, which stream order made safe.
+// order is not known (order.h), the allocator's layout is kept: allocations share an address if
+// they shared it while recording, which stream order made safe.
 //
 // A backward frees its saved tensors one by one, and in an uncaptured run its results take their
 // place, so its memory hardly grows. A graph gets all its memory before it starts, and would need
@@ -67,9 +66,9 @@ uint64_t keep_recorded_layout(std::vector<Symbol>& symbols, std::vector<uint32_t
   return total;
 }
 
-// Internal memory begins where what comes before its uses has ended. Where that is less than all
-// that came before, its uses are known (branches.h), or wait for all. What was never freed
-// (libraries' workspaces) is needed until its last use, hidden ones included.
+// Internal memory begins where what comes before its uses has ended. (A hidden use waits for the
+// node that was given the address, so it finds no less ended.) What was never freed (libraries'
+// workspaces) is needed until its last use, hidden ones included.
 void limit_lifetimes(LinkedGraph& linked, const ExecutionOrder& order,
                      std::span<const HiddenUse> hidden) {
   std::vector<uint32_t> ends;
@@ -164,15 +163,6 @@ void drop_empty_regions(LinkedGraph& linked) {
   linked.regions = std::move(kept);
 }
 
-uint64_t planned_bytes(const LinkedGraph& linked) {
-  uint64_t bytes = linked.workspace_size;
-  for (const Region& region : linked.regions) {
-    const bool is_new = region.input == Region::kOwnBlock && region.output == Region::kNoOutput;
-    if (is_new) bytes += region.size;
-  }
-  return bytes;
-}
-
 bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
   return std::ranges::find(linked.regions, input.slot, &Region::input) != linked.regions.end() ||
          std::ranges::find(linked.placements, input.slot, &OutputPlacement::input) !=
@@ -182,23 +172,13 @@ bool is_used(const LinkedGraph& linked, const DonatedInput& input) {
 }  // namespace
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options) {
-  const std::optional<ExecutionOrder> order = find_order(linked.recording);
-  if (order && order->is_chain) {
+  if (const std::optional<ExecutionOrder> order = find_order(linked.recording)) {
     plan_memory(linked, options, *order);
     return;
   }
-  std::vector<Symbol> recorded = linked.symbols;
-  const uint64_t size = keep_recorded_layout(recorded, internal_symbols(linked));
-  if (order) {
-    plan_memory(linked, options, *order);
-    if (planned_bytes(linked) <= size) return;
-    // Little is known of what the branches' kernels access.
-  }
-  linked.symbols = std::move(recorded);
   linked.placements.assign(linked.recording.outputs.size(), {});
-  linked.regions.clear();
-  linked.donated.clear();
-  linked.workspace_size = linked.workspace_size_if_kept = size;
+  linked.workspace_size = keep_recorded_layout(linked.symbols, internal_symbols(linked));
+  linked.workspace_size_if_kept = linked.workspace_size;
 }
 
 void plan_memory(LinkedGraph& linked, const MemoryOptions& options, const ExecutionOrder& order) {
@@ -211,7 +191,7 @@ void plan_memory(LinkedGraph& linked, const MemoryOptions& options, const Execut
   arenas.insert(arenas.begin(), Arena{~uint64_t{0}, 0, Allocation::kNever, {}});
   pack_by_lifetime(linked, internal_symbols(linked), std::move(arenas),
                    find_reusable_outputs(linked, uses), options.smallest_block,
-                   Interference(linked, order));
+                   Interference(linked, order, hidden));
   drop_empty_regions(linked);
   for (const DonatedInput& input : options.donated) {
     if (is_used(linked, input)) linked.donated.push_back(input);

@@ -230,7 +230,8 @@ class Scan {
   }
 
   // A kernel may use memory that was freed just before its launch, which stream order makes safe.
-  // Then the memory lives until the kernel ends.
+  // Then the memory lives until the kernel ends. PyTorch's own operators free nothing there: what
+  // is only perhaps an address of theirs is a leftover.
   std::optional<Resolved> explain(uint64_t word_a, uint64_t word_b, WordUse use) {
     const auto by = [&](Match rule) {
       return resolve(linked_.symbols, node_a().position, word_a, word_b, rule);
@@ -241,8 +242,11 @@ class Scan {
     if (end && freed && use == WordUse::kUsed) {
       refuse("uses the end of some memory, or other memory that has just been freed");
     }
-    if (freed && use == WordUse::kUsed) linked_.symbols[freed->symbol].last = node_a().position + 1;
-    if (end || freed) return end ? end : freed;
+    if (end) return end;
+    if (freed && (use == WordUse::kUsed || !may_hold_garbage_)) {
+      linked_.symbols[freed->symbol].last = node_a().position + 1;
+    }
+    if (freed) return freed;
     return by(Match::kFreed);
   }
 

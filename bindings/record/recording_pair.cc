@@ -275,7 +275,7 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   PYGRAPH_CHECK(driver_, graph_clone(&clone, graph_.get()));
   Graph graph(driver_, clone);
   retarget_nodes(driver_, linked.recording, clone);
-  if (linked.lanes > 1) set_edges(driver_, clone, linked.recording);
+  if (linked.has_new_edges) set_edges(driver_, clone, linked.recording);
   return std::make_shared<CapturedGraph>(
       driver_, device_, arguments_, std::move(outputs), random_, std::move(graph),
       std::move(linked), held_, uses_fft_plans_ ? std::optional(fft_plans_) : std::nullopt);

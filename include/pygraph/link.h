@@ -80,7 +80,7 @@ struct Relocation {
 };
 
 // The place of an output in a donated input. The input's last use comes before the output's first
-// use, and the outputs placed in it fill at least two thirds of it.
+// use, and the outputs placed in it fill at least two thirds of it, or one of them half.
 struct OutputPlacement {
   static constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t input = kNone;  // slot
@@ -109,9 +109,11 @@ struct LinkedGraph {
   uint32_t unexplained_words = 0;
   // Foreign memory that the graph uses; to be checked by check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
-  // The maximum number of nodes that may run at the same time. If it is more than 1, the
-  // recording's edges differ from those of the recorded graph, and set_edges() applies them.
+  // The maximum number of nodes that may run at the same time; 1 if the recorded order is kept.
   uint32_t lanes = 1;
+  // Whether the recording's edges differ from those of the recorded graph; set_edges() applies
+  // them.
+  bool has_new_edges = false;
 };
 
 // Links two recordings. Throws NotRelocatable if they are not the same computation, if an address

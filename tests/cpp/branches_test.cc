@@ -225,7 +225,7 @@ TEST_F(BranchedProgramTest, ResultsAreThoseOfTheProgramInEveryOrder) {
         {.donated = {{0, kBytes}, {2, kBytes}}, .smallest_block = seed % 2 == 1 ? kBytes : 0},
         2 + seed % 4);
     branched += linked.lanes > 1 ? 1 : 0;
-    if (linked.lanes > 1) set_edges(driver, recordings.graph.get(), linked.recording);
+    if (linked.has_new_edges) set_edges(driver, recordings.graph.get(), linked.recording);
     ExecutableGraph graph(driver, std::move(recordings.graph), std::move(linked));
     for (unsigned round = 0; round < 4; ++round) {
       if (device.is_simulated()) device.simulator().shuffle(round);

@@ -10,7 +10,7 @@ struct Features {
   bool touching = false;   // ends of allocations that are the beginnings of others
   bool tables = true;      // addresses in device memory, used by kernels that declare nothing
   bool forks = true;       // steps on other streams
-  bool lingering = false;  // launches with memory that has just been freed
+  bool lingering = true;  // launches with memory that has just been freed
 };
 
 Program generate(uint64_t seed, const Features& features = {});

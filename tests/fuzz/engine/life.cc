@@ -91,7 +91,7 @@ class Life {
       retarget_nodes(driver_, linked.recording, clone);
       graph = std::move(owned);
     }
-    if (linked.lanes > 1) set_edges(driver_, graph.get(), linked.recording);
+    if (linked.has_new_edges) set_edges(driver_, graph.get(), linked.recording);
     const LinkedGraph plan = linked;
     Replays replays(machine_, arena_, program_, recorded, plan);
     const bool may_donate = !plan.donated.empty();

@@ -2,7 +2,7 @@
 //
 //   engine_fuzz [--seed N] [--count M] [--seconds S]   random programs, by default without end
 //   engine_fuzz --tables 1 ...                         some keep addresses in device memory
-//   engine_fuzz --lingering 1 ...                      some use memory that has just been freed
+//   engine_fuzz --lingering 0 ...                      none uses memory that has just been freed
 //   engine_fuzz --forks 0 ...                          all of them run on one stream
 //   engine_fuzz --touching 1 ...                       some use ends that are others' beginnings
 //   engine_fuzz --reduce 0 ...                         does not make a failing program smaller

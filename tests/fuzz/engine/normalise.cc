@@ -58,7 +58,8 @@ class Normaliser {
 
   void clean(Launch& launch, uint32_t s, const Step& step) {
     const uint32_t op = step.op == kNone ? kNone - 1 - anonymous_op_ : step.op;
-    std::erase_if(launch.accesses, [&](const Access& a) { return !is_possible(a, s, step, op); });
+    std::erase_if(launch.accesses,
+                  [&](const Access& a) { return !is_possible(a, launch, s, step, op); });
     if (launch.kind != LaunchKind::kKernel) {
       const size_t wanted = launch.kind == LaunchKind::kCopy ? 2 : 1;
       if (launch.accesses.size() != wanted) launch.accesses.clear();
@@ -91,11 +92,12 @@ class Normaliser {
   }
 
   // What a launch reads was there before it.
-  bool is_possible(const Access& access, uint32_t s, const Step& step, uint32_t op) {
+  bool is_possible(const Access& access, const Launch& launch, uint32_t s, const Step& step,
+                   uint32_t op) {
     const Value& value = program_.values[access.value];
     if (!is_alive(value, s) || access.size == 0) return false;
     if (access.offset + access.size > value.size || access.size > value.size) return false;
-    if (s == value.freed && !may_be_freed_before(access, s)) return false;
+    if (s == value.freed && !may_be_freed_before(access, launch, s)) return false;
     if (access.stores_address) {
       return access.through != kNone && value.kind != ValueKind::kRandom &&
              kind_of(access.through) == ValueKind::kTable &&
@@ -118,10 +120,13 @@ class Normaliser {
     return access.reads || access.writes;
   }
 
-  // The stream keeps what it has freed until it launches something else.
-  bool may_be_freed_before(const Access& access, uint32_t s) const {
+  // The stream keeps what it has freed until it launches something else. (In a larger parameter,
+  // its address may be a leftover: the engine assumes that PyTorch's operators free nothing there.)
+  bool may_be_freed_before(const Access& access, const Launch& launch, uint32_t s) const {
     const uint32_t home = program_.steps[program_.values[access.value].born].stream;
-    return access.through == kNone && !access.by_end &&
+    const bool is_apart =
+        launch.kind != LaunchKind::kKernel || layouts()[launch.layout % layouts().size()].is_apart;
+    return is_apart && access.through == kNone && !access.by_end &&
            program_.steps[s].stream % kMostStreams == home % kMostStreams;
   }
 

@@ -161,6 +161,7 @@ class StepOrder {
     for (uint32_t user = value.born; user < s; ++user) {
       if (done_[tail].contains(user) || !uses(user, v)) continue;
       value.freed = s + 1 < program_.steps.size() ? s + 1 : kNever;
+      value.lingers = value.lingers && value.freed != kNever;
       return;
     }
   }
