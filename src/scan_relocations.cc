@@ -46,6 +46,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -130,6 +131,7 @@ class Scan {
   void run(uint32_t first_random) {
     first_random_ = first_random;
     for (index_ = 0; index_ < a_.nodes.size(); ++index_) scan_node();
+    for (const uint32_t symbol : used_when_freed_) ++linked_.symbols[symbol].last;
     // From here on no relocation is added.
     check_closed(a_, linked_, linked_.noise_words + linked_.unexplained_words - equal_words_);
   }
@@ -230,7 +232,7 @@ class Scan {
   }
 
   // A kernel may use memory that was freed just before its launch, which stream order makes safe.
-  // Then the memory lives until the kernel ends. PyTorch's own operators free nothing there: what
+  // Such memory lives until the kernel ends. PyTorch's own operators free nothing there: what
   // is only perhaps an address of theirs is a leftover.
   std::optional<Resolved> explain(uint64_t word_a, uint64_t word_b, WordUse use) {
     const auto by = [&](Match rule) {
@@ -244,7 +246,7 @@ class Scan {
     }
     if (end) return end;
     if (freed && (use == WordUse::kUsed || !may_hold_garbage_)) {
-      linked_.symbols[freed->symbol].last = node_a().position + 1;
+      used_when_freed_.insert(freed->symbol);
     }
     if (freed) return freed;
     return by(Match::kFreed);
@@ -342,7 +344,8 @@ class Scan {
   ConstantOwners owners_;
   Displacements displacements_;
   uint32_t first_random_ = 0;
-  uint32_t equal_words_ = 0;  // of the unexplained ones: equal in both recordings
+  uint32_t equal_words_ = 0;            // of the unexplained ones: equal in both recordings
+  std::set<uint32_t> used_when_freed_;  // symbols that the node behind their end uses
   // Of the current node.
   uint32_t index_ = 0;
   bool has_leftover_ = false;
