@@ -24,9 +24,8 @@ bool knows(const Operator& op, const Symbol& symbol) {
 void note_tables(const LinkedGraph& linked, std::vector<HiddenUse>& uses) {
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
-    const Operator* op = linked.recording.operator_of(node);
-    const bool is_own = op != nullptr && !op->is_foreign;
-    if (!is_own || node.kind != NodeKind::kKernel || node.has_known_accesses) continue;
+    const Operator* op = operator_with_tables(linked.recording, node);
+    if (op == nullptr) continue;
     HiddenUse& use = uses[relocation.symbol];
     use.begin = std::min(use.begin, op->first);
     use.end = std::max(use.end, op->last);
@@ -63,6 +62,12 @@ bool may_take_addresses(const Recording& recording, const Node& node) {
   if (node.kind != NodeKind::kKernel || node.has_known_accesses) return false;
   const Operator* op = recording.operator_of(node);
   return op == nullptr || op->is_foreign;
+}
+
+const Operator* operator_with_tables(const Recording& recording, const Node& node) {
+  if (node.kind != NodeKind::kKernel || node.has_known_accesses) return nullptr;
+  const Operator* op = recording.operator_of(node);
+  return op != nullptr && !op->is_foreign ? op : nullptr;
 }
 
 std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked) {

@@ -21,6 +21,10 @@ struct HiddenUse {
 // Whether the kernel may take addresses from memory that an earlier one has left there.
 bool may_take_addresses(const Recording& recording, const Node& node);
 
+// PyTorch's own operator of the kernel, if its kernels may leave addresses in memory for each
+// other; else null.
+const Operator* operator_with_tables(const Recording& recording, const Node& node);
+
 // By symbol.
 std::vector<HiddenUse> find_hidden_uses(const LinkedGraph& linked);
 

@@ -25,9 +25,8 @@ Interference::Interference(const LinkedGraph& linked, const ExecutionOrder& orde
   // Addresses that an operator's kernels leave in memory are used by its other kernels only.
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
-    const Operator* op = linked.recording.operator_of(node);
-    const bool is_own = op != nullptr && !op->is_foreign;
-    if (!is_own || node.kind != NodeKind::kKernel || node.has_known_accesses) continue;
+    const Operator* op = operator_with_tables(linked.recording, node);
+    if (op == nullptr) continue;
     for (uint32_t p = op->first; p < std::min<size_t>(op->last, count); ++p) {
       const Symbol& symbol = symbols_[relocation.symbol];
       if (symbol.first <= p && p < symbol.last) use(relocation.symbol, p);
