@@ -259,13 +259,12 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
 }
 
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
-                                                   uint64_t largest_block,
                                                    const std::vector<GivenAway>& given_away,
                                                    uint32_t lanes) {
   halves_[0].outputs->check_equal(*halves_[1].outputs);
   use_table_memory();
   OutputPlan outputs = *halves_[1].outputs;
-  share_blocks(outputs, sharing, largest_block);
+  share_blocks(outputs, sharing);
   const MemoryOptions memory{.donated = donated_inputs(given_away),
                              .sharing = sharing_slots(outputs, sharing),
                              .smallest_block = kLargeBlock};

@@ -60,9 +60,9 @@ class RecordingPair {
   std::string retain(int index, const std::vector<Range>& pieces);
 
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
-  // lie together in blocks of up to `largest_block` bytes (see share_blocks), `given_away` what
-  // calls like this one give away. `lanes`: how many of its nodes may run at a time.
-  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing, uint64_t largest_block,
+  // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
+  // give away. `lanes`: how many of its nodes may run at a time.
+  std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
                                       const std::vector<GivenAway>& given_away, uint32_t lanes);
 
   // Whether the tensor lies at a stand-in address of the current recording.

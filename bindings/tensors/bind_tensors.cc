@@ -17,9 +17,7 @@ void bind_tensors(py::module_& m) {
   });
   m.attr("FollowedNumber") =
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(followed_number_type()));
-  py::class_<GivenAway>(m, "GivenAway")
-      .def_readonly("positions", &GivenAway::positions)
-      .def_readonly("bytes", &GivenAway::bytes);
+  py::class_<GivenAway>(m, "GivenAway").def_readonly("positions", &GivenAway::positions);
   m.def("given_away", [](const py::list& arguments) { return given_away(arguments.ptr()); });
   m.def("memory_of", &memory_of);
   py::class_<FreeObserver>(m, "FreeObserver")

@@ -13,6 +13,13 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
+// Of a shared block; the buffers in it are smaller. Requests up to here come from segments for
+// small ones, so blocks do not break up the memory of larger tensors. And buffers from here on are
+// what a backward reuses one by one, which needs them to have storages of their own
+// (kSmallestDonation in src/output_placement.h): one that did not would keep the whole graph from
+// it.
+constexpr uint64_t kLargestBlock = uint64_t{1} << 20;
+
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
   return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
 }
@@ -128,17 +135,16 @@ OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space) {
   return plan;
 }
 
-void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions,
-                  uint64_t largest_block) {
+void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions) {
   const std::vector<uint8_t> may_share = used_only_at(plan, positions);
   plan.block_bytes.clear();
   constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t shared = kNone;  // the block that is being filled
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     OutputBuffer& buffer = plan.buffers[i];
-    const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes < largest_block;
+    const bool is_shared = may_share[i] != 0 && buffer.bytes > 0 && buffer.bytes < kLargestBlock;
     const bool fits =
-        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= largest_block;
+        shared != kNone && plan.block_bytes[shared] + align_up(buffer.bytes) <= kLargestBlock;
     if (!is_shared || !fits) {
       buffer.block = static_cast<uint32_t>(plan.block_bytes.size());
       buffer.offset = 0;

@@ -66,15 +66,14 @@ struct OutputPlan {
 // donor.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// Places small buffers together in blocks of up to `largest_block` bytes, if only outputs at
-// `positions` use them: tensors saved for backward, and gradients. Buffers of that size and more
-// keep blocks of their own. A training step has hundreds, most of which have the
+// Places small buffers together in blocks of up to 1 MiB, if only outputs at `positions` use them:
+// tensors saved for backward, and gradients. A training step has hundreds, most of which have the
 // same lifetime, and each block takes the allocator 1 to 4 us to allocate and free. Other results
 // are not shared: a small one must not keep a block alive.
 //
 // A block is one storage, of which the tensors are views, so that Tensor.record_stream holds for
 // all of it.
-void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions, uint64_t largest_block);
+void share_blocks(OutputPlan& plan, const std::vector<uint32_t>& positions);
 
 // The buffers that fresh memory is needed for at each call, by slot as the engine counts outputs.
 std::vector<const OutputBuffer*> output_slots(const OutputPlan& plan);

@@ -331,11 +331,8 @@ class LinkedPair(Pair):
 
     def set_surroundings(self, held: list[torch.Tensor], cached: object) -> None: ...
 
-    def link(
-        self, sharing: list[int], largest_block: int, given_away: list[Any], lanes: int
-    ) -> FakeGraph:
+    def link(self, sharing: list[int], given_away: list[Any], lanes: int) -> FakeGraph:
         assert (sharing, [group.positions for group in given_away]) == ([0, 1], [[0]])
-        assert largest_block == 1 << 20
         if not self._links:
             raise NotRelocatable("the two recordings differ")
         return FakeGraph(lanes=lanes)
@@ -355,7 +352,7 @@ def test_what_is_written_is_known_even_if_the_recordings_cannot_be_linked(
     monkeypatch.setattr(runtime, "engine", lambda: engine)
     monkeypatch.setattr(current, "use_device", lambda index, undo: None)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
-    group: Any = SimpleNamespace(positions=[0], bytes=8)
+    group: Any = SimpleNamespace(positions=[0])
     request = recorder.Request(
         lambda args: [1, 2], [3, 4], device=_DEVICE, given_away=[group], lanes=4, written={7}
     )
@@ -397,7 +394,7 @@ def test_operators_that_the_first_recording_defines_are_reported_in_the_second(
     def _is_direct() -> bool:
         return bool(getattr(torch.ops.pygraph_test.late.default, "_pyobj_dispatcher", None))
 
-    group: Any = SimpleNamespace(positions=[0], bytes=8)
+    group: Any = SimpleNamespace(positions=[0])
     recorder.record(recorder.Request(function, [3, 4], device=_DEVICE, given_away=[group]))
     assert len(are_direct) == 2 and not are_direct[1]
     assert _is_direct() == are_direct[0]

@@ -25,13 +25,6 @@ from pygraph.verify.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from pygraph import _engine
 
-# In bytes. Saved tensors share blocks in replays of the forward, and have storages of their own in its
-# uncaptured calls. A backward's graph must find both alike, so it takes over no memory that may be a
-# block.
-_SMALLEST_DONOR = 4 << 20
-_SAVED_BLOCK = _SMALLEST_DONOR - 512
-_GRADIENTS_BLOCK = 1 << 20  # less: a gradient that outlives the step keeps its block
-
 
 @dataclasses.dataclass
 class Attempt:
@@ -97,9 +90,7 @@ def _record_and_link(
                 draws=call.effects.draws,
                 sharing=None if call.info.is_backward else call.info.saved,
                 sharing_from=call.info.saved_from,
-                largest_block=_GRADIENTS_BLOCK if call.info.is_backward else _SAVED_BLOCK,
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
-                smallest_donor=_SMALLEST_DONOR,
                 capacity=call.options.record_capacity_gib << 30,
                 lanes=_lanes(call),
                 written=written,

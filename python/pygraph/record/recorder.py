@@ -37,9 +37,7 @@ class Request:
     sharing: positions of outputs that may lie together in one block of memory, because they mostly live
         and die together (tensors saved for backward, gradients). None: all of them.
     sharing_from: all outputs from this position on may share blocks, too. None: no further ones.
-    largest_block: bytes of a shared block at most; tensors of that size have memory of their own.
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
-    smallest_donor: bytes of memory of theirs that the graph may use at least.
     capacity: bytes of addresses for each recording.
     lanes: the maximum number of nodes that may run at the same time.
     written: ``record`` adds the positions of arguments that the function may write, even if linking
@@ -53,9 +51,7 @@ class Request:
     draws: bool = False
     sharing: Sequence[int] | None = None
     sharing_from: int | None = None
-    largest_block: int = 1 << 20
     given_away: Sequence[_engine.GivenAway] = ()
-    smallest_donor: int = 0
     capacity: int = 1 << 36
     lanes: int = 1
     written: set[int] = dataclasses.field(default_factory=set)
@@ -98,7 +94,7 @@ def record(request: Request) -> Recording:
         current.use_device(device, undo)
         unseen = frozenset(i for tensors in request.given_away for i in tensors.positions)
         pair = runtime.engine().RecordingPair(list(args), device, request.capacity)
-        donated = [tensors for tensors in request.given_away if tensors.bytes >= request.smallest_donor]
+        donated = list(request.given_away)
         count = 0
         for index in range(2):
             custom_operators.report_all(undo)  # the first recording may have defined some
@@ -109,9 +105,8 @@ def record(request: Request) -> Recording:
         if request.sharing_from is not None:
             together += range(request.sharing_from, count)
         pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
-        link = functools.partial(pair.link, together, request.largest_block, donated)
-        graph = link(1)
-        branched = link_branched(link, request.lanes)
+        graph = pair.link(together, donated, 1)
+        branched = link_branched(pair, together, donated, request.lanes)
         returned = frozenset(pair.returned())
         return Recording(graph, pair, generators, unseen, returned, branched)
 
@@ -132,16 +127,16 @@ def _make(capture: StreamCapture, hidden: HiddenCapture | None, undo: Undo) -> i
 
 
 def link_branched(
-    link: Callable[[int], _engine.CapturedGraph], lanes: int
+    pair: _engine.RecordingPair, together: list[int], given_away: list[_engine.GivenAway], lanes: int
 ) -> _engine.CapturedGraph | None:
-    """The recorded graph with branches: up to ``lanes``, which ``link`` gets, may run at the same time.
+    """The recorded graph with branches: up to ``lanes`` nodes may run at the same time.
 
     None if the nodes need the order of the chain, or the driver refuses. The chain is used then.
     """
     if lanes == 1:
         return None
     try:
-        graph = link(lanes)
+        graph = pair.link(together, given_away, lanes)
     except RuntimeError as error:
         log.info("a graph keeps the program's order: %s", describe_failure(error))
         return None
