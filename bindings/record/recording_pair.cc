@@ -20,10 +20,13 @@ namespace {
 
 // Internal memory for allocations of this size is taken from PyTorch's allocator for each launch
 // and given back at once, so that others can use it between launches. Smaller ones stay in the
-// workspace: memory that moves between calls costs host time for every node that uses it. And so
-// does cuBLAS's workspace, of 32 MiB on an H200: as a block it took a segment of its own, beside
-// the one of 20 MiB in which the few MiB that were left of the workspace lay alone.
+// workspace: memory that moves between calls costs host time for every node that uses it.
+//
+// cuBLAS's workspace has 32 MiB on an H200. As a block it takes a segment of its own, beside the
+// one of 20 MiB in which the few MiB that are left of the workspace lie alone. So it is a block
+// only in the forwards and backwards of a training program: what one gives back, the other uses.
 constexpr uint64_t kLargeBlock = uint64_t{33} << 20;
+constexpr uint64_t kLargeBlockInTraining = uint64_t{32} << 20;
 
 py::list copy_of(const py::handle& list) {
   return py::reinterpret_steal<py::list>(PyList_GetSlice(list.ptr(), 0, PY_SSIZE_T_MAX));
@@ -265,9 +268,10 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   use_table_memory();
   OutputPlan outputs = *halves_[1].outputs;
   share_blocks(outputs, sharing);
-  const MemoryOptions memory{.donated = donated_inputs(given_away),
-                             .sharing = sharing_slots(outputs, sharing),
-                             .smallest_block = kLargeBlock};
+  const MemoryOptions memory{
+      .donated = donated_inputs(given_away),
+      .sharing = sharing_slots(outputs, sharing),
+      .smallest_block = sharing.empty() ? kLargeBlock : kLargeBlockInTraining};
   LinkedGraph linked = pygraph::link(driver_, halves_[0].recording, halves_[1].recording, memory,
                                      lanes, surroundings());
   apply_placements(outputs, linked.placements);

@@ -13,12 +13,12 @@ namespace py = pybind11;
 namespace pygraph::bindings {
 namespace {
 
-// Of a shared block; the buffers in it are smaller. Requests up to here come from segments for
-// small ones, so blocks do not break up the memory of larger tensors. And buffers from here on are
-// what a backward reuses one by one, which needs them to have storages of their own
-// (kSmallestDonation in src/output_placement.h): one that did not would keep the whole graph from
-// it.
-constexpr uint64_t kLargestBlock = uint64_t{1} << 20;
+// Of a shared block; the buffers in it are smaller. Requests up to 1 MiB come from segments for
+// small ones, so blocks do not break up the memory of larger tensors. And inputs of 1 MiB and more
+// are what a backward reuses (kSmallestDonation in src/output_placement.h). A block must not be
+// one: where the forward is not replayed, the tensors of a block have storages of their own, and a
+// graph that counts on the block cannot be used.
+constexpr uint64_t kLargestBlock = (uint64_t{1} << 20) - kAllocationAlignment;
 
 PyObject* item(PyObject* sequence, Py_ssize_t i) {
   return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);

@@ -66,10 +66,10 @@ struct OutputPlan {
 // donor.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
-// Places small buffers together in blocks of up to 1 MiB, if only outputs at `positions` use them:
-// tensors saved for backward, and gradients. A training step has hundreds, most of which have the
-// same lifetime, and each block takes the allocator 1 to 4 us to allocate and free. Other results
-// are not shared: a small one must not keep a block alive.
+// Places small buffers together in blocks of less than 1 MiB, if only outputs at `positions` use
+// them: tensors saved for backward, and gradients. A training step has hundreds, most of which have
+// the same lifetime, and each block takes the allocator 1 to 4 us to allocate and free. Other
+// results are not shared: a small one must not keep a block alive.
 //
 // A block is one storage, of which the tensors are views, so that Tensor.record_stream holds for
 // all of it.

@@ -108,6 +108,8 @@ def test_memory_is_given_back() -> None:
 def test_a_workspace_that_grows_leaves_no_hole() -> None:
     model = compiled(_function, dynamic=True)
     x, y = randn(2304, 64), randn(2816, 64)  # products of 20.25 and 30.25 MiB
+    torch.cuda.empty_cache()
+    holes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # of other tests
     with torch.no_grad():
         for argument in (x, x, y, y):
             model(argument)
@@ -116,7 +118,7 @@ def test_a_workspace_that_grows_leaves_no_hole() -> None:
         result = model(y)
     small, large = sorted(row.workspace_bytes for row in captured())
     assert 20 << 20 < small < large
-    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < small
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < holes + small
     del result
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -59,22 +61,32 @@ def test_a_step_takes_a_few_allocations() -> None:
     assert len(storages) == 1
 
 
-def test_tensors_that_are_just_large_enough_are_donated_not_shared() -> None:
-    """1 MiB is where one ends and the other begins."""
+@pytest.mark.parametrize(("rows", "together"), [(128, 3), (512, 1)])
+def test_saved_tensors_share_blocks_or_are_donated(rows: int, together: int) -> None:
+    """Below 1 MiB and from 1 MiB on. Four tensors of 256 KiB would make a block of 1 MiB, which a
+    backward would count on that was recorded after a replay of the forward."""
     torch.manual_seed(1)
-    module = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(512, 512), nn.Tanh()))).cuda()
+    module = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(512, 512), nn.Tanh()))).cuda()
     model = compiled(lambda x: module(x).square().mean())
-    for _ in range(6):
-        module.zero_grad()
-        model(randn(512, 512)).backward()
+    x = randn(rows, 512)
+    results = [[g.clone() for g in _step(model, module, x)] for _ in range(6)]
     (graph,) = [
         entry.graph
         for partition in list(runtime.partitions)
         if partition.info.is_backward
         for entry in partition.entries.values()
     ]
-    assert graph.donated
-    assert graph.donated_replays >= 4
+    assert bool(graph.donated) == (together == 1)
+    assert (graph.donated_replays >= 4) == (together == 1)
+    with uncaptured():
+        expected = _step(model, module, x)
+    for gradients in results:
+        assert_same(gradients, expected)
+    losses = [model(x) for _ in range(4)]
+    calls = [[t for t in loss.grad_fn.saved_tensors if t.shape == x.shape] for loss in losses]
+    assert min(len(saved) for saved in calls) >= 8
+    shared = [collections.Counter(t.untyped_storage().data_ptr() for t in saved) for saved in calls]
+    assert max(max(blocks.values()) for blocks in shared) == together
 
 
 def test_gradients_that_are_kept_keep_their_values() -> None:
