@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.steps.variants import VARIANTS
+from benchmarks.steps.variants import BRANCHES, GRAPHED, HAND_MADE, VARIANTS
 from benchmarks.steps.workloads import STEPS
 
 HEADINGS = {
@@ -16,12 +16,13 @@ HEADINGS = {
     "pygraph, pieces": "+ optimizer",
     "pygraph.graph eager": "`pygraph.graph`, eager model",
     "pygraph.graph": "`pygraph.graph`",
+    "pygraph.graph eager, branches": "`pygraph.graph`, branches, eager model",
+    "pygraph.graph, branches": "`pygraph.graph`, branches",
     "hand-made eager": "by hand, eager model",
     "hand-made": "by hand",
 }
 _PLAIN = ("eager", "inductor", "inductor+graphs")
-_OWN = ("pygraph.graph eager", "pygraph.graph")
-_BY_HAND = ("hand-made eager", "hand-made")
+_OWN = (*GRAPHED, *BRANCHES)
 _Rows = dict[str, dict[str, Any]]
 
 
@@ -83,7 +84,7 @@ def _times(by_workload: dict[str, _Rows], names: list[str]) -> str:
             str(next(iter(rows.values()))["batch"]),
             *(_time(rows.get(name)) for name in names),
             _ratio(ratio(best(rows, _PLAIN), own)),
-            _ratio(ratio(own, best(rows, _BY_HAND))),
+            _ratio(ratio(own, best(rows, HAND_MADE))),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     gains = [ratio(best(rows, _PLAIN), best(rows, _OWN)) for rows in by_workload.values()]

@@ -15,12 +15,14 @@ from pygraph.options import Options
 
 _OPTIMIZERS = "optimizers"  # the option by which plain loops have graphs of their optimizers
 PIECES = "pygraph, pieces"
+GRAPHED = ("pygraph.graph eager", "pygraph.graph")
+BRANCHES = ("pygraph.graph eager, branches", "pygraph.graph, branches")
 HAND_MADE = ("hand-made eager", "hand-made")
 VARIANTS = (
     *("eager", "inductor", "inductor+graphs", "pygraph", PIECES),
-    *("pygraph.graph eager", "pygraph.graph"),
-    *HAND_MADE,
+    *(*GRAPHED, *BRANCHES, *HAND_MADE),
 )
+_LANES = 8  # of the variants with branches, as the backend's default
 _GRAPH_WARM_UP = 3  # uncaptured steps before a capture by hand
 
 
@@ -53,7 +55,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 def _compile(name: str) -> Callable[[nn.Module], Callable[..., Any]]:
     """What the variant makes of a module. The model inside of a graph is compiled by Inductor: its
     kernels become nodes of the one graph, and it needs no graphs of its own."""
-    if name in ("inductor", "pygraph.graph", "hand-made"):
+    if name in ("inductor", "pygraph.graph", "pygraph.graph, branches", "hand-made"):
         return torch.compile
     if name == "inductor+graphs":
         return lambda module: torch.compile(module, mode="reduce-overhead")
@@ -75,8 +77,10 @@ class Variant:
         # On the CPU, as device memory is measured.
         self.initial = [tensor.detach().cpu().clone() for tensor in self.program.tensors()]
         self._step = self.program.step
-        if name.startswith("pygraph.graph"):
+        if name in GRAPHED:
             self._step = pygraph.graph(self.program.step)
+        if name in BRANCHES:
+            self._step = pygraph.graph(self.program.step, lanes=_LANES)
 
     def step(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if self.name == "inductor+graphs":
