@@ -25,6 +25,12 @@ def as_shipped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return is_shipped
 
 
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cache of its own: two compilations must not find what another process tunes meanwhile."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     if as_shipped:
