@@ -31,7 +31,8 @@ Modes current_modes() {
           at::autocast::is_autocast_cache_enabled(),
           c10::typeMetaToScalarType(c10::get_default_dtype()),
           {autocast_of(c10::kCUDA), autocast_of(c10::kCPU)},
-          at::detail::getDefaultCPUGenerator().current_seed()};
+          at::detail::getDefaultCPUGenerator().current_seed(),
+          current_switches()};
 }
 
 std::string Modes::text() const {
@@ -49,6 +50,8 @@ std::string Modes::text() const {
     add(dtype);
   }
   add(seed);
+  add(switches.flags);
+  add(switches.numbers);
   return text;
 }
 

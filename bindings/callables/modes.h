@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <string>
 
+#include "tensors/switches.h"
+
 namespace pygraph::bindings {
 
-// The modes that Python and operators obey, except for the switches (tensors/switches.h).
+// The modes that Python and operators obey.
 struct Modes {
   struct Autocast {
     bool is_enabled;
@@ -24,6 +26,7 @@ struct Modes {
   c10::ScalarType default_dtype;
   std::array<Autocast, 2> autocast;  // of the GPU, of the CPU
   uint64_t seed;                     // of the CPU's default generator
+  Switches switches;
   bool operator==(const Modes&) const = default;
 
   // Equal for equal modes.

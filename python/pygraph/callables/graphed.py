@@ -11,6 +11,7 @@ memory is exchanged for a recording. One thread at a time observes; others run u
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import threading
@@ -77,8 +78,7 @@ class Graphed:
         # Optimizers that have been adapted, each with the groups that it had then.
         self._adapted: list[tuple[weakref.ref[torch.optim.Optimizer], list[Any]]] = []
         self._device: torch.device | None = None
-        # Whether a number of a fused optimizer has moved: graphs follow them then (fused_numbers.py).
-        self._follows_numbers = False
+        self._follows = rates.Follows()
         self._may_follow_numbers = True  # not if its Python has computed with them
 
     def reset(self) -> None:
@@ -174,15 +174,18 @@ class Graphed:
         if not self._refused.is_to_be_observed():
             return self._uncaptured(args, kwargs)
         try:
-            now = self._look_at({self.__name__: self._function, **arguments.objects})
+            now = self._look_at({self.__name__: self._function, **arguments.objects, **arguments.kinds})
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
             signal_exceptions.pass_on(error)
             self._refused.refuse(arguments.key, runtime.brief(error), None)
             return self._uncaptured(args, kwargs)
-        if self._follows_numbers and self._reads_numbers(now):
-            return self._fix_numbers(arguments, args, kwargs)
+        if self._follows.numbers and self._reads_numbers(now):
+            self._may_follow_numbers = False
+            return self._start_over(arguments, args, kwargs, numbers=False)
+        if self._follows.rates and any(variant.keeps_rates for variant in self._all_variants()):
+            return self._start_over(arguments, args, kwargs, rates=False)
         variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
         for variant in variants.copy():
@@ -190,11 +193,11 @@ class Graphed:
                 continue
             changed = variant.host.changes(now)
             if changed:
-                may_follow = self._may_follow_numbers and not self._follows_numbers
+                may_follow = self._may_follow_numbers and not self._follows.numbers
                 if may_follow and fused_numbers.explain(
                     changed, now.found.optimizers, now.found.functions
                 ):
-                    return self._follow_numbers(arguments, args, kwargs)
+                    return self._start_over(arguments, args, kwargs, numbers=True)
                 continue
             if variant.partition is None:
                 return self._observe(variant, now, arguments, args, kwargs)
@@ -206,23 +209,21 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         return self._observe(new, now, arguments, args, kwargs)
 
-    def _follow_numbers(
-        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _start_over(
+        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any], **follows: bool
     ) -> Any:
-        """From this call on. Variants that were observed with fixed numbers do not fit any more."""
-        self._follows_numbers = True
-        self._variants.clear()
+        """follows: what graphs follow, or not, from this call on. A number that moves and is not
+        followed is like any other that the callable reads."""
+        self._follows = dataclasses.replace(self._follows, **follows)
+        self._variants.clear()  # they were observed with others
         return self._unknown_call(arguments, args, kwargs)
+
+    def _all_variants(self) -> list[Variant]:
+        return [variant for of in self._variants.values() for variant in of]
 
     def _reads_numbers(self, now: HostState) -> bool:
-        variants = [v for of in self._variants.values() for v in of]
-        return any(v.reads_numbers for v in variants) or fused_numbers.are_named(now.found.functions)
-
-    def _fix_numbers(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """From this call on, a number that moves is like any other that the callable reads."""
-        self._follows_numbers = self._may_follow_numbers = False
-        self._variants.clear()
-        return self._unknown_call(arguments, args, kwargs)
+        is_read = any(variant.reads_numbers for variant in self._all_variants())
+        return is_read or fused_numbers.are_named(now.found.functions)
 
     def prepared(self) -> Callable[..., Any]:
         """Gives the function's optimizers their form. Returns the function as it is called without a
@@ -232,7 +233,7 @@ class Graphed:
         return lambda *args, **kwargs: self._uncaptured(args, kwargs)
 
     def _look_at(self, roots: dict[str, Any]) -> HostState:
-        now = host_state(roots, self._adapts, self._follows_numbers)
+        now = host_state(roots, self._adapts, self._follows)
         if not self._adapts:
             return now
         names = optimizer_forms.adapt(now.found.optimizers.values())
@@ -241,7 +242,7 @@ class Graphed:
                 f"{self.__name__}: {', '.join(sorted(set(names)))} counts steps on the GPU from now on "
                 "(capturable=True), which rounds differently"
             )
-            now = host_state(roots, self._adapts, self._follows_numbers)
+            now = host_state(roots, self._adapts, self._follows)
         self._follow(list(now.found.optimizers.values()))
         self._device = device_of(list(now.found.tensors.values()))
         return now
@@ -270,9 +271,7 @@ class Graphed:
             for v in self._variants.pop(key, [])
             if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
         ]
-        variant = Variant(
-            self.__name__, self._function, self._options, self._adapts, self._follows_numbers
-        )
+        variant = Variant(self.__name__, self._function, self._options, self._adapts, self._follows)
         self._variants[key] = [*kept, variant][-_MOST_VARIANTS:]
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
             del self._variants[next(iter(self._variants))]
@@ -342,7 +341,7 @@ class Graphed:
         if unavailable:
             reasons[unavailable] = unavailable
         with self._lock:
-            variants = [v for of in self._variants.values() for v in of]
+            variants = self._all_variants()
         for variant in variants:
             if variant.reason or variant.partition is None:
                 reasons[id(variant)] = variant.reason

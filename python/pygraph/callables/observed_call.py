@@ -65,6 +65,7 @@ def observed_call(
         return call(), output, schedulers, observer
 
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
+    modes = _modes()
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [(tensor.grad, version_of(tensor.grad)) for tensor in leaves]
@@ -95,6 +96,11 @@ def observed_call(
         unfit = refusals.unfit_result(results) or refusals.own_result(result, seen.host)
         if random_state() != drawn:
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
+        elif _modes() != modes:
+            seen.refusal = (
+                "it leaves modes of PyTorch changed, such as those of gradients, autocast, default "
+                "dtype or determinism; set them outside"
+            )
         elif _saved_tensors_hooks() != hooks:
             seen.refusal = "it leaves hooks for saved tensors open"
         elif uncapturable or unfit:
@@ -113,6 +119,11 @@ def observed_call(
         signal_exceptions.pass_on(error)
         seen.refusal = runtime.brief(error)
     return seen
+
+
+def _modes() -> tuple[Any, ...]:
+    """Of the thread, and of the process."""
+    return runtime.engine().modes(), torch.is_anomaly_enabled()
 
 
 def _saved_tensors_hooks() -> Any:

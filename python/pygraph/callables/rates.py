@@ -83,6 +83,15 @@ def names_of_rates(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Follows:
+    """What of optimizers may move between the calls of a graph. rates: learning rates. numbers: those
+    of fused optimizers, once one has moved (fused_numbers.py). What may not move is compared."""
+
+    rates: bool = True
+    numbers: bool = False
+
+
 class Rates:
     """The learning rates that a graph follows, as tensors. Not thread-safe."""
 
@@ -92,6 +101,7 @@ class Rates:
         self._values: list[float] = []
         self._tensors: list[torch.Tensor] = []
         self._set: list[tuple[_Group, Any]] = []  # those that the callable sets itself, and to what
+        self.are_kept = False  # by its Python, in a recording, which a replay does not do
 
     def tensors(self) -> list[torch.Tensor]:
         """The rates as they are now. One that has moved gets new memory, because launches that are
@@ -118,14 +128,16 @@ class Rates:
 
     def note_set(self, given: Sequence[torch.Tensor]) -> None:
         """After the callable has run in a recording, with these rates: it may have set others."""
+        # A group that two optimizers share is there twice, and was given the later one.
+        own = {id(of.group): rate for of, rate in zip(self._groups, given, strict=True)}
         pairs = [(rated.group, rated.group.get("lr")) for rated in self._groups]
-        self._set = [of for of in pairs if all(of[1] is not rate for rate in given)]
+        self._set = [(group, rate) for group, rate in pairs if rate is not own[id(group)]]
 
     def can_be_followed(self) -> bool:
         """Whether the program has not put something else there; and whether those that the callable
         sets are so already, because a replay does not set them."""
         are_right = all(type(rate) is float and group["lr"] == rate for group, rate in self._set)
-        return are_right and all(rated.is_float for rated in self._groups)
+        return not self.are_kept and are_right and all(rated.is_float for rated in self._groups)
 
 
 def begin_recording(

@@ -56,7 +56,8 @@ class Arguments:
     """The arguments of one call, taken apart.
 
     tensors: those among the leaves, each once. numbers: by leaf, which of them it is. objects: leaves
-    that are neither tensors nor values, by name; the callable may read and change them.
+    that are neither tensors nor values, by name; the callable may read and change them. kinds: of
+    containers and values that are not Python's own, classes, and what flattening has noted.
     key: equal for calls that differ in nothing but their tensors' contents, addresses and layouts.
     form: by which the engine has taken them apart, or None.
     """
@@ -66,6 +67,7 @@ class Arguments:
     tensors: list[torch.Tensor]
     numbers: dict[int, int]
     objects: dict[str, Any]
+    kinds: dict[str, Any]
     key: Key
     form: Form | None = None
 
@@ -84,6 +86,7 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     objects: dict[str, Any] = {}
+    kinds = _kinds(spec)
     places: list[Hashable] = []
     numbers: dict[int, int] = {}
     known: dict[int, int] = {}  # by identity
@@ -104,13 +107,33 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
             # Its class may compare and show it as it likes.
             plain = next(of for of in _DERIVED if isinstance(leaf, of))
             places.append((type(leaf), plain.__repr__(leaf)))
+            kinds[f"class of argument {i}"] = type(leaf)
         elif type(leaf) is torch.Size:
             places.append((torch.Size, tuple(leaf)))
         else:
             objects[f"argument {i}"] = leaf
             places.append((object, id(leaf)))
     key = Key((spec, tuple(_odd_keys(spec)), tuple(places), runtime.engine().modes()))
-    return Arguments(leaves, spec, tensors, numbers, objects, key)
+    return Arguments(leaves, spec, tensors, numbers, objects, kinds, key)
+
+
+def _kinds(spec: Any) -> dict[str, Any]:
+    """Of containers, by name: classes, and what flattening notes of them."""
+    kinds: dict[str, Any] = {}
+    pending = [spec]
+    while pending:
+        node = pending.pop()
+        pending += node.children()
+        parts: tuple[Any, ...] = (node.type, node.context)
+        if node.type is collections.defaultdict:
+            parts = node.context[:1]  # what makes missing items
+        elif node.type is collections.namedtuple:
+            parts = (node.context,)
+        elif node.type in (dict, collections.OrderedDict, tuple, list, collections.deque, None):
+            parts = ()
+        for part in parts:
+            kinds[f"container {len(kinds)} of arguments"] = part
+    return kinds
 
 
 def _has_attributes(tensor: torch.Tensor) -> bool:
@@ -191,15 +214,18 @@ class Forms:
 
 
 class Form:
-    """What all arguments of one form have in common. Keeps no object of the program's."""
+    """What all arguments of one form have in common. Keeps no object that is passed."""
 
     def __init__(self, form: Any, arguments: Arguments) -> None:
         self._held = form.leaf_types  # which the engine refers to
         self.engine = form
         self._spec, self._numbers, self._key = arguments.spec, arguments.numbers, arguments.key
+        self._kinds = arguments.kinds
         objects = {id(leaf) for leaf in arguments.objects.values()}
         self._objects = [i for i, leaf in enumerate(arguments.leaves) if id(leaf) in objects]
 
     def arguments(self, leaves: list[Any], tensors: list[torch.Tensor]) -> Arguments:
         objects = {f"argument {i}": leaves[i] for i in self._objects}
-        return Arguments(leaves, self._spec, tensors, self._numbers, objects, self._key, self)
+        return Arguments(
+            leaves, self._spec, tensors, self._numbers, objects, self._kinds, self._key, self
+        )

@@ -206,9 +206,15 @@ class StepFunction:
 
     def rehearse(self, given: list[Any]) -> tuple[Any, ...]:
         """Runs the callable on other tensors, and undoes on the host what it did."""
-        return undoing(lambda undo: self._rehearse(given, undo))
+        left: list[str] = []
+        outputs = undoing(lambda undo: self._rehearse(given, left, undo))
+        if left:  # a replay would not
+            self._around.note_kept()
+            raise NotGraphable(f"it keeps a learning rate, or what follows from one, as {left[0]}")
+        return outputs
 
-    def _rehearse(self, given: list[Any], undo: Undo) -> tuple[Any, ...]:
+    def _rehearse(self, given: list[Any], left: list[str], undo: Undo) -> tuple[Any, ...]:
+        """left: gets the places where the callable has left numbers or tensors that are new."""
         around = self._around
         own = [*self.state_tensors, *runtime.engine().flat_tensors(around.used_gradients())]
         first, end = self._tensor_count, self._tensor_count + len(own)
@@ -216,7 +222,7 @@ class StepFunction:
         runtime.begin_capturing(undo)
         run_backwards_here(undo)
         undo.append(functools.partial(torch._C._set_grad_enabled, torch.is_grad_enabled()))
-        undo.append(functools.partial(around.put_back, kept))
+        undo.append(functools.partial(around.put_back, kept, left))
         numbers = end + len(around.followed)
         begin_recording(around.fused, around.followed, given[end:numbers], undo)
         are_left_alone = around.numbers.begin_recording(given[numbers:], undo)

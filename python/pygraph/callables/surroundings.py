@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.callables.fused_numbers import FusedNumbers
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.observation import Gradient
@@ -46,11 +46,28 @@ class Surroundings:
         """Gradients from before that the callable uses, as they are now."""
         return runtime.engine().gradients_of(self.used) if self.used else []
 
-    def put_back(self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-        """Undoes what a rehearsal did on the host. gradients: of tensors, before it."""
+    def put_back(
+        self, gradients: list[tuple[torch.Tensor, torch.Tensor | None]], kept: list[str]
+    ) -> None:
+        """Undoes what a rehearsal did on the host. gradients: of tensors, before it. kept: gets the
+        paths of places where it has left inputs of its own, or what it computed from them."""
         for tensor, gradient in gradients:
             tensor.grad = gradient
-        self.host.restore_if_changed()
+        if self.host.holds():
+            return
+        try:
+            kept += self.host.new_numbers(self.host.now())
+        except Exception as error:  # of what the walk has met
+            signal_exceptions.pass_on(error)
+            kept.append(runtime.brief(error))
+        finally:
+            self.host.restore()
+
+    def note_kept(self) -> None:
+        """That a recording has left rates or numbers of its own somewhere."""
+        self.rates.are_kept = bool(self.followed)
+        if not self.followed and self.numbers.count:
+            self.numbers.note_read()
 
     def owners(self) -> dict[int, list[torch.Tensor]]:
         """By storage of the state: the program's tensors that have it."""

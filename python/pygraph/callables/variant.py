@@ -22,7 +22,7 @@ from pygraph.callables.known_call import KnownCall
 from pygraph.callables.observation import Observation, version_of, watched_tensors
 from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
-from pygraph.callables.rates import Rated, followed, fused_groups, names_of_rates
+from pygraph.callables.rates import Follows, Rated, followed, fused_groups, names_of_rates
 from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction
@@ -46,10 +46,9 @@ class Variant:
         function: Callable[..., Any],
         options: Options,
         adapts: bool,
-        follows_numbers: bool,
+        follows: Follows,
     ) -> None:
-        """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference.
-        follows_numbers: whether numbers of fused optimizers may move (fused_numbers.py)."""
+        """adapts: whether rates are tensors in uncaptured calls, too, where that makes a difference."""
         self.name = name
         self.refusal = ""
         self.partition: Partition | None = None
@@ -58,7 +57,7 @@ class Variant:
         self._function = function
         self._options = options
         self._adapts = adapts
-        self._follows_numbers = follows_numbers
+        self._follows = follows
         self._around: Surroundings | None = None
         self._step: StepFunction | None = None
         # Of which the observed call has counted the versions. (Kernels that are not known count as
@@ -201,6 +200,11 @@ class Variant:
         """Whether its Python has computed with numbers that a graph was to follow."""
         return self._around is not None and self._around.numbers.are_read
 
+    @property
+    def keeps_rates(self) -> bool:
+        """Whether its Python keeps learning rates that a graph was to follow."""
+        return self._around is not None and self._around.rates.are_kept
+
     def is_shared_by(self, arguments: Arguments) -> bool:
         """Whether arguments overlap each other, or share memory with what the variant uses: a
         recording's stand-ins would not. Also of gradients that have no memory of their own: sparse
@@ -282,10 +286,10 @@ class Variant:
         self._gradients.bump_versions()
 
     def _followed(self, host: HostState) -> list[Rated]:
-        return followed(host.found.optimizers.values(), self._adapts)
+        return rates_of(host, self._adapts, self._follows)
 
     def _numbers(self, host: HostState, rated: list[Rated]) -> list[FusedNumber]:
-        return numbers_of(host, rated) if self._follows_numbers else []
+        return numbers_of(host, rated) if self._follows.numbers else []
 
 
 def _hooks_are_active() -> bool:
@@ -293,13 +297,18 @@ def _hooks_are_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def host_state(roots: dict[str, Any], adapts: bool, follows_numbers: bool) -> HostState:
+def host_state(roots: dict[str, Any], adapts: bool, follows: Follows) -> HostState:
     """The host's state, without the learning rates and the other numbers that graphs follow."""
     state = HostState(roots)
-    rated = followed(state.found.optimizers.values(), adapts)
-    numbers = numbers_of(state, rated) if follows_numbers else []
+    rated = rates_of(state, adapts, follows)
+    numbers = numbers_of(state, rated) if follows.numbers else []
     unwatched = [(id(of.group), "lr") for of in rated] + [(id(of.group), of.key) for of in numbers]
     return HostState(roots, unwatched) if unwatched else state
+
+
+def rates_of(host: HostState, adapts: bool, follows: Follows) -> list[Rated]:
+    """The groups of optimizers whose learning rates graphs follow."""
+    return followed(host.found.optimizers.values(), adapts) if follows.rates else []
 
 
 def numbers_of(host: HostState, rated: list[Rated]) -> list[FusedNumber]:

@@ -8,7 +8,7 @@ import torch
 
 import pygraph
 
-from .attacked import X, assert_follows
+from .attacked import X, assert_follows, open_to_this
 
 
 def test_a_random_state_that_is_put_back(partitions: Any) -> None:
@@ -48,3 +48,21 @@ def test_random_seed_by_the_program(partitions: Any) -> None:
         assert torch.equal(graphed(X), f(X))
     random.seed(1)
     assert torch.equal(graphed(X), f(X))
+
+
+@open_to_this
+def test_a_seed_that_a_step_sets(partitions: Any) -> None:
+    """Observed calls after the first one begin at the state that the step leaves."""
+
+    def f(x: Any) -> Any:
+        torch.manual_seed(3)
+        return x * 2
+
+    graphed = pygraph.graph(f)
+    for _ in range(9):
+        graphed(X)
+    torch.rand(1)
+    graphed(X)
+    drawn = torch.rand(1)
+    f(X)
+    assert torch.equal(drawn, torch.rand(1))

@@ -21,7 +21,7 @@ from pygraph.callables.host.kinds import elements_of, items_of_dict
 from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.visit_code import OF_PYTHON, content_of
 from pygraph.callables.host.visit_containers import items_of_set
-from pygraph.callables.host.walk import Reachable, content_of_member
+from pygraph.callables.host.walk import Object, Reachable, content_of_member
 
 
 class HostState:
@@ -112,6 +112,18 @@ class HostState:
         ]
         found = paths or [first[0] if first is not None else before[-1][0]]
         return sorted(found, key=lambda path: ("#" in path, "__class__" in path, len(path), path))
+
+    def new_numbers(self, later: HostState) -> list[str]:
+        """Paths of places of a later state where other tensors or numbers of a class of their own are
+        than in this one: the forms that learning rates and their kin have in a recording."""
+        before = dict(self.found.slots)
+        return [
+            path
+            for path, value in later.found.slots
+            if isinstance(value, Object)
+            and issubclass(value.type, (torch.Tensor, float))
+            and before.get(path) != value
+        ]
 
     def reaches_tensors_of(self, other: HostState) -> bool:
         """Whether all tensors of another state can still be reached."""
