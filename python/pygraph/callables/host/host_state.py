@@ -114,15 +114,15 @@ class HostState:
         return sorted(found, key=lambda path: ("#" in path, "__class__" in path, len(path), path))
 
     def new_numbers(self, later: HostState) -> list[str]:
-        """Paths of places of a later state where other tensors or numbers of a class of their own are
-        than in this one: the forms that learning rates and their kin have in a recording."""
-        before = dict(self.found.slots)
+        """Paths of places of a later state where tensors are, or numbers of a class of their own, that
+        are nowhere in this one: the forms that learning rates and their kin have in a recording."""
+        known = {value.id for _, value in self.found.slots if isinstance(value, Object)}
         return [
             path
             for path, value in later.found.slots
             if isinstance(value, Object)
             and issubclass(value.type, (torch.Tensor, float))
-            and before.get(path) != value
+            and value.id not in known
         ]
 
     def reaches_tensors_of(self, other: HostState) -> bool:
