@@ -96,13 +96,13 @@ def observed_call(
         unfit = refusals.unfit_result(results) or refusals.own_result(result, seen.host)
         if random_state() != drawn:
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
+        elif _saved_tensors_hooks() != hooks:
+            seen.refusal = "it leaves hooks for saved tensors open"
         elif _modes() != modes:
             seen.refusal = (
                 "it leaves modes of PyTorch changed, such as those of gradients, autocast, default "
                 "dtype or determinism; set them outside"
             )
-        elif _saved_tensors_hooks() != hooks:
-            seen.refusal = "it leaves hooks for saved tensors open"
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
         elif schedulers.read:

@@ -132,6 +132,7 @@ class Rates:
         own = {id(of.group): rate for of, rate in zip(self._groups, given, strict=True)}
         pairs = [(rated.group, rated.group.get("lr")) for rated in self._groups]
         self._set = [(group, rate) for group, rate in pairs if rate is not own[id(group)]]
+        self.are_kept |= any(isinstance(rate, torch.Tensor) for _, rate in self._set)
 
     def can_be_followed(self) -> bool:
         """Whether the program has not put something else there; and whether those that the callable

@@ -195,6 +195,7 @@ class StepFunction:
         if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
             failure = "it returns another structure than it did before"
         if failure:
+            self._around.note_kept()  # a result may be a learning rate
             raise NotGraphable(failure)
 
     def _detached(self, leaves: list[Any]) -> list[Any]:
@@ -234,6 +235,8 @@ class StepFunction:
             outputs = self._run(given)
             self._check_gradients(kept)
             around.rates.note_set(given[end:numbers])
+            if around.rates.are_kept:
+                raise NotGraphable("it keeps a learning rate, or what follows from one, as another one")
             if not are_left_alone():
                 raise NotGraphable("its Python reads or sets numbers of an optimizer that move")
             return outputs

@@ -312,8 +312,10 @@ def rates_of(host: HostState, adapts: bool, follows: Follows) -> list[Rated]:
 
 
 def numbers_of(host: HostState, rated: list[Rated]) -> list[FusedNumber]:
-    """The numbers of fused optimizers that graphs can follow, beside these rates."""
-    return fused_numbers.followed(host.found.optimizers.values(), [id(of.group) for of in rated])
+    """The numbers of fused optimizers that graphs can follow, beside these rates. Not those of a group
+    that the program reaches otherwise, too: what reads them there may not show (told_number.py)."""
+    numbers = fused_numbers.followed(host.found.optimizers.values(), [id(of.group) for of in rated])
+    return [number for number in numbers if id(number.group) not in host.found.free_dicts]
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device | None:

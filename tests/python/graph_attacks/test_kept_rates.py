@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -150,3 +151,115 @@ def test_a_loss_by_the_last_rate(partitions: Any) -> None:
             of.optimizer.param_groups[0]["lr"] = 0.125 if i < 9 else 0.0625
         _assert_same(graphed.run(X + 1), plain.run(X + 1))
         assert graphed.last == plain.last
+
+
+def _copied(keeper: _Keeper) -> None:
+    keeper.other.param_groups[0]["lr"] = keeper.group["lr"] * 0.5
+
+
+@pytest.mark.parametrize("keep", [_of_another_optimizer, _copied])
+def test_a_rate_that_a_step_gives_to_another_optimizer(partitions: Any, keep: Keep) -> None:
+    """While it does not move, there is a graph, and not one for each call."""
+    keeper = _Keeper(keep, _adamw, pygraph.graph)
+    for _ in range(40):
+        keeper.run(X + 1)
+    assert replays(partitions) > 10, pygraph.stats()
+    assert len(partitions.all) < 6
+
+
+def test_a_rate_that_a_step_returns(partitions: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = _adamw([p], 0.125)
+
+    @pygraph.graph
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        loss = (x * p).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), optimizer.param_groups[0]["lr"]
+
+    for i in range(30):
+        optimizer.param_groups[0]["lr"] = 0.125 if i < 15 else 0.0625
+        assert step(X + 1)[1] == optimizer.param_groups[0]["lr"]
+    assert replays(partitions) > 6, pygraph.stats()
+
+
+class _Slotted:
+    __slots__ = ("rate",)
+
+
+@pytest.mark.parametrize("kind", ["deque", "set", "slot"])
+def test_a_recording_leaves_no_rate_in_a_container(partitions: Any, kind: str) -> None:
+    """What the step reads there in the next call, or in the same one."""
+
+    class Smoothed:
+        def __init__(self, wrap: Callable[[Step], Step]) -> None:
+            self.p = torch.nn.Parameter(torch.ones(4))
+            self.optimizer = _adamw([self.p], 0.125)
+            self.last: Any = collections.deque([0.125] * 3, maxlen=3)
+            self.seen: set[Any] = {0.125}
+            self.slot = _Slotted()
+            self.slot.rate = 0.125
+            self.run = wrap(self.step)
+
+        def factor(self) -> Any:
+            rate = self.optimizer.param_groups[0]["lr"]
+            if kind == "deque":
+                self.last.append(rate)
+                return sum(self.last) / 3
+            if kind == "set":
+                self.seen.add(rate)
+                return sum(self.seen) / len(self.seen)
+            self.slot.rate = 0.5 * self.slot.rate + 0.5 * rate
+            return self.slot.rate
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            loss = ((x * self.p).sin() * self.factor()).sum()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return loss.detach()
+
+    plain, graphed = Smoothed(lambda step: step), Smoothed(pygraph.graph)
+    for i in range(30):
+        for of in (plain, graphed):
+            of.optimizer.param_groups[0]["lr"] = 0.125 if i < 9 else 0.125 / (i // 6)
+        _assert_same(graphed.run(X + 1), plain.run(X + 1))
+        assert list(graphed.last) == list(plain.last)
+        assert graphed.seen == plain.seen
+        assert graphed.slot.rate == plain.slot.rate
+
+
+def test_momentum_that_a_monitor_reads_through_c(partitions: Any) -> None:
+    class Monitor:
+        def __init__(self) -> None:
+            self.values: dict[str, str] = {}
+            self.sources: dict[str, Any] = {}
+
+        def update(self) -> None:
+            for name, group in self.sources.items():
+                self.values[name] = "%.4f" % group["momentum"]  # noqa: UP031
+
+    class Trainer:
+        def __init__(self, wrap: Callable[[Step], Step]) -> None:
+            self.p = torch.nn.Parameter(torch.ones(4))
+            self.optimizer = _sgd([self.p], 0.125)
+            self.log = {"monitor": Monitor()}
+            self.log["monitor"].sources["main"] = self.optimizer.param_groups[0]
+            self.run = wrap(self.step)
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            loss = (x * self.p).sin().sum()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.log["monitor"].update()
+            return loss.detach()
+
+    plain, graphed = Trainer(lambda step: step), Trainer(pygraph.graph)
+    for i in range(40):
+        for of in (plain, graphed):
+            of.optimizer.param_groups[0]["momentum"] = 0.9 - 0.01 * max(0, i - 8)
+        _assert_same(graphed.run(X + 1), plain.run(X + 1))
+        assert graphed.log["monitor"].values == plain.log["monitor"].values

@@ -7,11 +7,12 @@ it was can have a graph (docs/explanation/whole-steps.md).
 
 from __future__ import annotations
 
+import collections
 import gc
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +51,16 @@ class HostState:
                 self._hold(watch.add_dict_items, dictionary, tuple(of), tuple(of.values()), absent)
         for items in self.found.lists:
             self._hold(watch.add_list, items, tuple(elements_of(items)))
-        for elements in self.found.sets:
-            self._hold(watch.add_set, elements, items_of_set(elements))
+        self._sets = [(elements, items_of_set(elements)) for elements in self.found.sets]
+        for elements, in_order in self._sets:
+            self._hold(watch.add_set, elements, in_order)
+        self._deques = [(queue, tuple(elements_of(queue))) for queue in self.found.deques]
         for cell in self.found.cells:
             self._hold(watch.add_cell, cell, content_of(cell))
-        for value, member in self.found.members:
-            self._hold(watch.add_member, value, member, content_of_member(value, member))
+        members = self.found.members
+        self._members = [(of, member, content_of_member(of, member)) for of, member in members]
+        for watched in self._members:
+            self._hold(watch.add_member, *watched)
         for tensor in self.found.tensors.values():
             watch.add_tensor(tensor)
         for function in self.found.functions:
@@ -153,6 +158,7 @@ class HostState:
         """Keeps nothing alive any more. Not to be used afterwards."""
         self.found, self.watch = Reachable(), runtime.engine().HostWatch()
         self._probed, self._held = [], []
+        self._sets, self._deques, self._members = [], [], []
 
     @property
     def held(self) -> Any:
@@ -160,9 +166,24 @@ class HostState:
         return self.found, self._held
 
     def restore(self) -> None:
-        """Puts back what dictionaries, lists and closures had. What was written to tensors, files or
-        other objects stays."""
+        """Puts back what dictionaries, lists, sets, deques, slots and closures had. What was written to
+        tensors, classes, files or other objects stays."""
         self.watch.restore()
+        for elements, items in self._sets:
+            if not _are_same(items_of_set(elements), items):
+                set.clear(elements)
+                set.update(elements, items)
+        for queue, items in self._deques:
+            if not _are_same(elements_of(queue), items):
+                collections.deque.clear(queue)
+                collections.deque.extend(queue, items)
+        for value, member, content in self._members:
+            if _are_same(content_of_member(value, member), content):
+                continue
+            if content:
+                member.__set__(value, content[0])
+            else:
+                member.__delete__(value)
 
     def restore_if_changed(self) -> None:
         if not self.holds():
@@ -171,6 +192,11 @@ class HostState:
     def _places(self) -> list[tuple[str, Any]]:
         probed = zip(self.found.probes, self._probed, strict=True)
         return [*self.found.slots, *((path, value) for (path, _), value in probed)]
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the same objects."""
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 class _Missing:

@@ -73,6 +73,7 @@ def visit_deque(walk: Walk, value: Any, path: str) -> None:
     walk.add_probe(f"{path}#items", lambda: tuple(map(probes.key, elements_of(value))))
     walk.add_slot(f"{path}#maxlen", value.maxlen)
     walk.found.held.extend(elements_of(value))
+    walk.found.deques.append(value)
     visit_items(walk, value, path)
 
 

@@ -37,6 +37,7 @@ class Reachable:
         self.dicts: list[tuple[dict[Any, Any], tuple[Any, ...] | None, tuple[Any, ...]]] = []
         self.lists: list[list[Any]] = []
         self.sets: list[set[Any]] = []
+        self.deques: list[collections.deque[Any]] = []
         self.cells: list[Any] = []  # of closures
         self.members: list[tuple[Any, types.MemberDescriptorType]] = []  # of objects
         self.functions: list[types.FunctionType] = []
@@ -45,6 +46,7 @@ class Reachable:
         self.tensors: dict[str, torch.Tensor] = {}  # by path
         self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
         self.schedulers: dict[str, torch.optim.lr_scheduler.LRScheduler] = {}  # by path
+        self.free_dicts: set[int] = set()  # by identity: reached by a path without `param_groups`
         self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
 
 
@@ -97,6 +99,8 @@ class Walk:
 
     def is_new_at(self, value: Any, path: str) -> bool:
         """As ``is_new``. If it was met before, adds a slot that says where."""
+        if type(value) is dict and ".param_groups" not in path:
+            self.found.free_dicts.add(id(value))
         if self.is_new(value):
             return True
         self.add_slot(path, ("met", self._numbers[id(value)]))
