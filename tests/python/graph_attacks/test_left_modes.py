@@ -46,15 +46,20 @@ def mode(request: pytest.FixtureRequest) -> Iterator[_Mode]:
     put(before)
 
 
-def test_a_mode_that_a_step_sets_is_set(partitions: Any, mode: _Mode) -> None:
-    get, put, first, other = mode
+def _setting(put: Callable[[Any], Any], value: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A graphed callable that ends by setting a mode."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        put(other)
+        put(value)
         return y
 
-    graphed = pygraph.graph(step)
+    return pygraph.graph(step)
+
+
+def test_a_mode_that_a_step_sets_is_set(partitions: Any, mode: _Mode) -> None:
+    get, put, first, other = mode
+    graphed = _setting(put, other)
     for _ in range(12):
         put(first)
         graphed(X + 1)
@@ -63,13 +68,7 @@ def test_a_mode_that_a_step_sets_is_set(partitions: Any, mode: _Mode) -> None:
 
 def test_a_mode_is_set_only_where_it_is_another_one(partitions: Any, mode: _Mode) -> None:
     get, put, first, other = mode
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        put(other)
-        return y
-
-    graphed = pygraph.graph(step)
+    graphed = _setting(put, other)
     put(other)
     for _ in range(8):
         graphed(X + 1)
