@@ -195,7 +195,8 @@ class StepFunction:
         if spec != self._form.spec or kinds_of(leaves) != self._form.kinds:
             failure = "it returns another structure than it did before"
         if failure:
-            self._around.note_kept()  # a result may be a learning rate
+            if float in self._form.kinds:  # it may be a learning rate
+                self._around.note_kept()
             raise NotGraphable(failure)
 
     def _detached(self, leaves: list[Any]) -> list[Any]:

@@ -65,7 +65,7 @@ class Surroundings:
 
     def note_kept(self) -> None:
         """That a recording has left rates or numbers of its own somewhere."""
-        self.rates.are_kept = bool(self.followed)
+        self.rates.are_kept |= bool(self.followed)
         if not self.followed and self.numbers.count:
             self.numbers.note_read()
 
