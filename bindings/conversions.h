@@ -19,6 +19,11 @@ inline pybind11::object steal(PyObject* object) {
   return steal_object(object);
 }
 
+// Of a list or tuple; a borrowed reference.
+inline PyObject* item(PyObject* sequence, Py_ssize_t i) {
+  return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
+}
+
 inline c10::Device cuda_device(int index) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }

@@ -24,12 +24,6 @@ struct Taken {
   DonatedInput donor;
 };
 
-using IsCloseInSize = bool (*)(uint64_t place, uint64_t output);
-
-constexpr bool is_at_most_twice_as_large(uint64_t place, uint64_t output) {
-  return place / 2 <= output;
-}
-
 bool fits(const DonatedInput& input, const Symbol& output, const Uses& uses,
           IsCloseInSize is_close) {
   return input.size >= output.size && is_close(input.size, output.size) &&

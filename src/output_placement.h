@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pygraph/join_saved.h"
 #include "pygraph/link.h"
 
 namespace pygraph {
@@ -14,8 +15,11 @@ struct Uses {
   std::vector<uint32_t> output_begin;  // by output: the step of its first use
 };
 
-// Smaller pieces do not pay: each address that changes between calls costs host time.
-constexpr uint64_t kSmallestDonation = uint64_t{1} << 20;
+using IsCloseInSize = bool (*)(uint64_t place, uint64_t output);
+
+constexpr bool is_at_most_twice_as_large(uint64_t place, uint64_t output) {
+  return place / 2 <= output;
+}
 
 // Fills `linked.placements`.
 void place_outputs(LinkedGraph& linked, const Uses& uses, const MemoryOptions& options);

@@ -10,6 +10,7 @@
 #include "record/scrub_stack.h"
 #include "record/table_log.h"
 #include "tensors/followed_number.h"
+#include "tensors/saved_blocks.h"
 #include "torch_private/philox.h"
 #include "without_python_lock.h"
 
@@ -262,12 +263,14 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
 }
 
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
+                                                   const std::vector<uint64_t>& gradients,
                                                    const std::vector<GivenAway>& given_away,
                                                    uint32_t lanes) {
   halves_[0].outputs->check_equal(*halves_[1].outputs);
   use_table_memory();
   OutputPlan outputs = *halves_[1].outputs;
   share_blocks(outputs, sharing);
+  join_saved_tensors(outputs, sharing, gradients);
   const MemoryOptions memory{
       .donated = donated_inputs(given_away),
       .sharing = sharing_slots(outputs, sharing),

@@ -63,6 +63,7 @@ class RecordingPair {
   // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
   // give away. `lanes`: how many of its nodes may run at a time.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
+                                      const std::vector<uint64_t>& gradients,
                                       const std::vector<GivenAway>& given_away, uint32_t lanes);
 
   // Whether the tensor lies at a stand-in address of the current recording.

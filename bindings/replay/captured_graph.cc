@@ -8,6 +8,7 @@
 
 #include "replay/profiles.h"
 #include "replay/replay_clocks.h"
+#include "tensors/saved_blocks.h"
 #include "torch_private/torch_cuda.h"
 #include "without_python_lock.h"
 
@@ -151,6 +152,10 @@ void CapturedGraph::defragment_workspace() {
 
 bool CapturedGraph::matches(PyObject* arguments, const Switches& switches, Positions known) const {
   return switches == switches_ && bindings::matches(arguments_, arguments, device_, known);
+}
+
+PyObject* CapturedGraph::with_joined_tensors(PyObject* outputs) const {
+  return bindings::with_joined_tensors(driver_, outputs_, outputs, device_);
 }
 
 void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions) {

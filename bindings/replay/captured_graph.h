@@ -57,6 +57,10 @@ class CapturedGraph {
   // of arguments that match.
   bool matches(PyObject* arguments, const Switches& switches, Positions known = {}) const;
 
+  // What an uncaptured call returned, with the saved tensors laid out as a replay lays them out
+  // (tensors/saved_blocks.h). New reference.
+  PyObject* with_joined_tensors(PyObject* outputs) const;
+
   // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
   // To be called when a replay found no memory. Releases the graph's memory for the uncaptured run.

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "conversions.h"
 #include "pygraph/alignment.h"
 
 namespace py = pybind11;
@@ -15,14 +16,10 @@ namespace {
 
 // Of a shared block; the buffers in it are smaller. Requests up to 1 MiB come from segments for
 // small ones, so blocks do not break up the memory of larger tensors. And inputs of 1 MiB and more
-// are what a backward reuses (kSmallestDonation in src/output_placement.h). A block must not be
-// one: where the forward is not replayed, the tensors of a block have storages of their own, and a
-// graph that counts on the block cannot be used.
+// are what a backward reuses (kSmallestDonation in pygraph/join_saved.h). A block must not be one:
+// where the forward is not replayed, its tensors have storages of their own, and a graph that
+// counts on the block cannot be used. (Blocks that are to be reused: saved_blocks.h.)
 constexpr uint64_t kLargestBlock = (uint64_t{1} << 20) - kAllocationAlignment;
-
-PyObject* item(PyObject* sequence, Py_ssize_t i) {
-  return PyTuple_Check(sequence) ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
-}
 
 // Which argument owns this storage, or -1.
 Py_ssize_t find_argument(const at::Tensor& tensor, PyObject* stand_ins) {
@@ -52,7 +49,15 @@ void describe_layout(const at::Tensor& tensor, int64_t base_offset, Output& outp
       tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) - base_offset;
 }
 
-// By buffer: whether no output but those at `positions` is on it.
+at::Tensor make_view(const Output& output, PyObject* arguments) {
+  const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(arguments, output.source));
+  const int64_t base_offset = base.storage_offset() * static_cast<int64_t>(base.itemsize());
+  return make_tensor(base.storage(), output.dtype, output.sizes, output.strides,
+                     base_offset + output.byte_offset, output.conj_neg);
+}
+
+}  // namespace
+
 std::vector<uint8_t> used_only_at(const OutputPlan& plan, const std::vector<uint32_t>& positions) {
   std::vector<uint8_t> is_listed(plan.outputs.size(), 0);
   for (const uint32_t position : positions) is_listed.at(position) = 1;
@@ -63,15 +68,6 @@ std::vector<uint8_t> used_only_at(const OutputPlan& plan, const std::vector<uint
   }
   return result;
 }
-
-at::Tensor make_view(const Output& output, PyObject* arguments) {
-  const at::Tensor& base = unpack_tensor(PyList_GET_ITEM(arguments, output.source));
-  const int64_t base_offset = base.storage_offset() * static_cast<int64_t>(base.itemsize());
-  return make_tensor(base.storage(), output.dtype, output.sizes, output.strides,
-                     base_offset + output.byte_offset, output.conj_neg);
-}
-
-}  // namespace
 
 void OutputPlan::check_equal(const OutputPlan& other) const {
   if (outputs == other.outputs && block_bytes == other.block_bytes) return;

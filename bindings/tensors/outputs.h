@@ -66,6 +66,9 @@ struct OutputPlan {
 // donor.
 OutputPlan plan_outputs(PyObject* returned, PyObject* stand_ins, Range space);
 
+// By buffer: whether no output but those at `positions` is on it.
+std::vector<uint8_t> used_only_at(const OutputPlan& plan, const std::vector<uint32_t>& positions);
+
 // Places small buffers together in blocks of less than 1 MiB, if only outputs at `positions` use
 // them: tensors saved for backward, and gradients. A training step has hundreds, most of which have
 // the same lifetime, and each block takes the allocator 1 to 4 us to allocate and free. Other

@@ -50,6 +50,7 @@ class FakeGraph(Base):
     donated_replays = 0
     calls_elsewhere = 0
     donated: list[int] = []  # noqa: RUF012
+    fits: bool = True  # what it says of calls whose memory it would use
     random_arguments: list[int] = []  # noqa: RUF012
     audit_at: int | None = None
 
@@ -85,6 +86,12 @@ class FakeGraph(Base):
         self.gave_away.append(gives_away)
         self.generator = generator
         return self.function(arguments)
+
+    def gives_away(self, arguments: list[Any]) -> bool:
+        return self.fits
+
+    def with_joined_tensors(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        return outputs
 
     def release_workspace(self) -> None:
         self.released += 1

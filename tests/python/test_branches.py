@@ -300,8 +300,7 @@ def test_a_graph_that_cannot_be_branched_is_a_chain() -> None:
         return FakeGraph(lanes=lanes)
 
     def branched(error: bool, found: int, lanes: int = 8) -> Any:
-        pair = SimpleNamespace(link=lambda together, given_away, lanes: link(error, found))
-        return link_branched(pair, [], [], lanes)
+        return link_branched(lambda lanes: link(error, found), lanes)
 
     assert branched(False, 3).lanes == 3
     assert branched(False, 1) is None

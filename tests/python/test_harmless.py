@@ -138,7 +138,7 @@ def test_a_failure_beside_the_call_never_reaches_the_user(
     _make_calls(partition, 30)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        world.graph.donated = [0]  # which the calls do not give away
+        world.graph.donated, world.graph.fits = [0], False
         _make_calls(partition, 30)
     assert failures
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from pygraph import runtime
@@ -10,9 +15,10 @@ from pygraph.partition import pipeline
 from pygraph.partition.attempt import Attempt
 from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
-from pygraph.partition.signature import State
+from pygraph.partition.signature import Pending, State
+from pygraph.record.recorder import Recording
 
-from .fake_engine import FakeGraph
+from .fake_engine import FakeGraph, StandIns
 from .stand_ins import INFO, call
 
 
@@ -28,7 +34,7 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
 
     def attempt(call: Call) -> Attempt:
         taken.append(call.may_donate)
-        return Attempt(list(call.args), FakeGraph(donated=[0], replays=1000))
+        return Attempt(list(call.args), FakeGraph(donated=[0], replays=1000, fits=False))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
     engine = runtime.engine()
@@ -54,3 +60,73 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
     assert (fresh.state, fresh.graph) == (State.UNCAPTURED, None)
     call(partition, None)
     assert taken == [True, False]  # the new one leaves that memory alone
+
+
+def test_calls_that_give_their_arguments_away_in_other_storages_get_a_graph_for_these(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most three times: storages that differ from call to call fit no graph."""
+    taken: list[bool] = []
+
+    def attempt(call: Call) -> Attempt:
+        taken.append(call.may_donate)
+        donated = [0] if call.may_donate else []
+        return Attempt(list(call.args), FakeGraph(donated=donated, replays=1000, fits=False))
+
+    monkeypatch.setattr(pipeline, "attempt", attempt)
+    engine = runtime.engine()
+    groups = [SimpleNamespace(positions=[0])]
+    monkeypatch.setattr(engine, "given_away", lambda args: groups, raising=False)
+    monkeypatch.setattr(engine, "remove_graph", lambda function, graph: None, raising=False)
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    for _ in range(60):
+        entry = call(partition, None)
+    assert taken == [True, True, True, False]
+    assert entry.state is State.CAPTURED
+
+
+class _Forward(FakeGraph):
+    """Says which outputs it laid out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.laid_out: list[Any] = []
+
+    def with_joined_tensors(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        self.laid_out.append(outputs)
+        return ["laid out", *outputs]
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "inference"])
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_what_a_forward_saves_is_laid_out_as_by_its_graph(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch, kind: Any, is_pending: bool
+) -> None:
+    """From the call on in which it is recorded, also if that call leaves suspects."""
+    graph = _Forward()
+    pending = Pending(Recording(graph, StandIns(), []), [0], 0) if is_pending else None  # type: ignore[arg-type]
+
+    def attempt(call: Call) -> Attempt:
+        return Attempt(["uncaptured"], None if is_pending else graph, pending=pending)
+
+    monkeypatch.setattr(pipeline, "attempt", attempt)
+    info = dataclasses.replace(INFO, kind=kind)
+    partition = Partition(lambda args: ["uncaptured"], info, Options(select="always"))
+    outputs = [partition._miss([None]) for _ in range(3)]
+    assert outputs[0] == ["uncaptured"]
+    expected = ["laid out", "uncaptured"] if kind == "forward" else ["uncaptured"]
+    assert outputs[1] == expected
+    assert bool(graph.laid_out) == (kind == "forward")
+
+
+def test_what_a_forward_saves_stays_as_it_is_if_it_cannot_be_laid_out(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(FakeGraph):
+        def with_joined_tensors(self, outputs: Sequence[Any]) -> Sequence[Any]:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(["uncaptured"], Failing()))
+    info = dataclasses.replace(INFO, kind="forward")
+    partition = Partition(lambda args: ["uncaptured"], info, Options(select="always"))
+    assert [partition._miss([None]) for _ in range(3)] == [["uncaptured"]] * 3

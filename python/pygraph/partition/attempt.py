@@ -90,6 +90,7 @@ def _record_and_link(
                 draws=call.effects.draws,
                 sharing=None if call.info.is_backward else call.info.saved,
                 sharing_from=call.info.saved_from,
+                gradients=_gradients_of(call) if call.info.kind == "forward" else (),
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
                 capacity=call.options.record_capacity_gib << 30,
                 lanes=_lanes(call),
@@ -117,6 +118,12 @@ def _record_and_link(
     if raised is not None:
         signal_exceptions.raise_without_frames(raised)
     return failed
+
+
+def _gradients_of(call: Call) -> list[int]:
+    """Bytes of each gradient that the backward of a forward will compute."""
+    tensors = [arg for arg in call.args if isinstance(arg, torch.Tensor)]
+    return [arg.nbytes for arg in tensors if arg.requires_grad and arg.is_cuda]
 
 
 def _lanes(call: Call) -> int:

@@ -166,8 +166,11 @@ class Partition:
     def _known_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         """A later call of a signature: whose is it?"""
         graph = entry.graph  # which another thread may drop meanwhile
-        if graph is not None and not unservable_calls.gives_away(args, graph.donated):
+        if graph is not None and not unservable_calls.fits(args, graph):
             return self._unservable_call(key, entry, args)
+        return self._as_replayed(entry, self._servable_call(key, entry, args))
+
+    def _servable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if audit.is_due(entry):
             return audit.call(self, entry, args)
         if entry.state is State.UNCAPTURED:
@@ -175,6 +178,16 @@ class Partition:
         if entry.state is State.MEASURING:
             return self._selector.run_trial_call(key, entry, args)
         return self._selector.recheck(key, entry, args)
+
+    def _as_replayed(self, entry: Entry, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs of a call of a forward, with what it saved laid out as by its graph, whether the
+        graph served the call or not: so the backward's graph fits each step."""
+        pending = entry.recording.pending
+        graph = entry.graph if pending is None else pending.recording.graph
+        if graph is not None and self.info.kind == "forward":
+            with runtime.harmless("laying out what a forward has saved"):
+                return graph.with_joined_tensors(outputs)
+        return outputs
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
         """Runs uncaptured, unless there is a graph: profiles show its replays, and no audit."""
@@ -188,20 +201,23 @@ class Partition:
         def body(undo: Undo) -> None:
             if runtime.record_lock.take(undo) and entry.graph is not None:  # no other thread was first
                 with runtime.harmless("counting a call that does not fit"):
-                    self._note_unservable(key, entry, entry.graph)
+                    self._note_unservable(key, entry, entry.graph, args)
 
         undoing(body)
         return self.uncaptured(args)
 
-    def _note_unservable(self, key: bytes, entry: Entry, graph: _engine.CapturedGraph) -> None:
+    def _note_unservable(
+        self, key: bytes, entry: Entry, graph: _engine.CapturedGraph, args: list[Any]
+    ) -> None:
         if entry.state is State.CAPTURED:
             self._selector.install(entry)  # a recheck that was due can wait
         if not entry.donation.note_retained(graph.replays):
             return
+        donation = entry.donation.anew(unservable_calls.are_given_away(args, graph))
         runtime.engine().remove_graph(self.callable, graph)
         with self._lock:
             if self.entries.get(key) is entry:
-                self.entries[key] = Entry(donation=unservable_calls.DonationState(is_allowed=False))
+                self.entries[key] = Entry(donation=donation)
         runtime.note(
             logging.INFO, "%s: recorded anew, because calls did not fit its graph", self.info.name
         )

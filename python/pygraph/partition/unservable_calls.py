@@ -2,40 +2,52 @@
 
 A backward's graph may use the memory of arguments that calls give away (bindings/tensors/donation.h).
 It is verified with that memory only, so it cannot serve a call that retains them: the program holds an
-activation, or calls backward with ``retain_graph``.
+activation, or calls backward with ``retain_graph``. Nor can it serve a call whose arguments have other
+storages: what a forward's graph saves may lie together in blocks (bindings/tensors/saved_blocks.h).
 
-If there are many such calls, the signature is recorded again, for a graph that does not use the memory
-of its arguments.
+If there are many such calls, the signature is recorded again: as such calls are, if they give their
+arguments away in other storages, else for a graph that does not use the memory of its arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pygraph import runtime
 
-# A signature is recorded again after this many calls in a row that retain arguments, or once more than
-# one call in three does.
+if TYPE_CHECKING:
+    from pygraph import _engine
+
+# A signature is recorded again after this many calls in a row that do not fit its graph, or once more
+# than one call in three does not.
 _CALLS = 8
+# Recordings of a signature with donated memory. Further ones would differ from call to call.
+_MOST_RECORDINGS = 3
 
 
 @dataclasses.dataclass
 class DonationState:
-    """Whether a signature's graph may use donated memory, and how often calls retain it.
+    """Whether a signature's graph may use donated memory, and how often calls do not fit it.
 
-    retained_score: a leaky bucket: 2 more for each call that retains a donated argument, 1 less for
-    each replay. score_updated_at: the graph's replays at its last update.
+    recordings: how many times the signature was recorded before because of such calls.
+    retained_score: a leaky bucket: 2 more for each call that does not fit, 1 less for each replay.
+    score_updated_at: the graph's replays at its last update.
     """
 
     is_allowed: bool = True
+    recordings: int = 0
     retained_score: int = 0
     score_updated_at: int = 0
 
+    def anew(self, are_given_away: bool) -> DonationState:
+        """That of the next recording. are_given_away: whether the last call that did not fit gave away
+        the arguments whose memory the graph uses, in other storages."""
+        recordings = self.recordings + 1
+        return DonationState(are_given_away and recordings < _MOST_RECORDINGS, recordings)
+
     def note_retained(self, replays: int) -> bool:
-        """Counts a call that retains memory which the graph uses. Returns whether to record the
-        signature again.
+        """Counts a call that does not fit the graph. Returns whether to record the signature again.
 
         replays: of the graph, so far."""
         leaked = replays - self.score_updated_at
@@ -44,9 +56,12 @@ class DonationState:
         return self.retained_score >= 2 * _CALLS
 
 
-def gives_away(args: list[Any], positions: Sequence[int]) -> bool:
-    """Whether only the call holds the arguments at these positions."""
-    if not positions:
-        return True
+def fits(args: list[Any], graph: _engine.CapturedGraph) -> bool:
+    """Whether the call gives away what the graph uses, in the storages that it had in the recording."""
+    return not graph.donated or graph.gives_away(args)
+
+
+def are_given_away(args: list[Any], graph: _engine.CapturedGraph) -> bool:
+    """Whether only the call holds the arguments whose memory the graph uses, in whatever storages."""
     groups = runtime.engine().given_away(args)
-    return {i for tensors in groups for i in tensors.positions}.issuperset(positions)
+    return {i for tensors in groups for i in tensors.positions}.issuperset(graph.donated)

@@ -37,6 +37,8 @@ class Request:
     sharing: positions of outputs that may lie together in one block of memory, because they mostly live
         and die together (tensors saved for backward, gradients). None: all of them.
     sharing_from: all outputs from this position on may share blocks, too. None: no further ones.
+    gradients: of a forward, bytes of each gradient that its backward will compute; what it saves is
+        laid out for them (bindings/tensors/saved_blocks.h).
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
     capacity: bytes of addresses for each recording.
     lanes: the maximum number of nodes that may run at the same time.
@@ -51,6 +53,7 @@ class Request:
     draws: bool = False
     sharing: Sequence[int] | None = None
     sharing_from: int | None = None
+    gradients: Sequence[int] = ()
     given_away: Sequence[_engine.GivenAway] = ()
     capacity: int = 1 << 36
     lanes: int = 1
@@ -105,8 +108,9 @@ def record(request: Request) -> Recording:
         if request.sharing_from is not None:
             together += range(request.sharing_from, count)
         pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
-        graph = pair.link(together, donated, 1)
-        branched = link_branched(pair, together, donated, request.lanes)
+        link = functools.partial(pair.link, together, list(request.gradients), donated)
+        graph = link(1)
+        branched = link_branched(link, request.lanes)
         returned = frozenset(pair.returned())
         return Recording(graph, pair, generators, unseen, returned, branched)
 
@@ -127,7 +131,7 @@ def _make(capture: StreamCapture, hidden: HiddenCapture | None, undo: Undo) -> i
 
 
 def link_branched(
-    pair: _engine.RecordingPair, together: list[int], given_away: list[_engine.GivenAway], lanes: int
+    link: Callable[[int], _engine.CapturedGraph], lanes: int
 ) -> _engine.CapturedGraph | None:
     """The recorded graph with branches: up to ``lanes`` nodes may run at the same time.
 
@@ -136,7 +140,7 @@ def link_branched(
     if lanes == 1:
         return None
     try:
-        graph = pair.link(together, given_away, lanes)
+        graph = link(lanes)
     except RuntimeError as error:
         log.info("a graph keeps the program's order: %s", describe_failure(error))
         return None
