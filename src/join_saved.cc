@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <optional>
 
 #include "output_placement.h"
@@ -51,24 +50,38 @@ void fill_with_several(std::vector<Saved>& saved, std::vector<uint64_t>& gradien
   });
 }
 
-// Whether a block of this size keeps too much memory alive with the gradient.
-bool is_too_large(uint64_t bytes, uint64_t gradient) {
-  return bytes > gradient && (bytes > kLargestJoinedBlock || !is_about_as_large(bytes, gradient));
+// Positions [first, last).
+struct Run {
+  size_t first;
+  size_t last;
+  uint64_t bytes;
+};
+
+// A gradient keeps its block as long as it lives, and had exact memory without it.
+constexpr bool is_close(uint64_t block, uint64_t gradient) {
+  return block / 5 <= gradient / 4;
 }
 
-// The first tensors in a row that one gradient fills: positions [first, last).
-std::optional<std::pair<size_t, size_t>> find_run(std::span<const Saved> saved, uint64_t gradient) {
+// The shortest tensors in a row that one gradient fills; of equals, the first.
+std::optional<Run> find_run(std::span<const Saved> saved, uint64_t gradient) {
+  std::optional<Run> best;
   size_t first = 0;
   uint64_t offset = 0;  // of saved[i] in the block of [first, i]
   for (size_t i = 0; i < saved.size(); ++i) {
-    while (first < i &&
-           (i - first >= kMostJoined || is_too_large(offset + saved[i].bytes, gradient))) {
-      offset -= align_up(saved[first++].bytes);
+    const auto drop_first = [&] { offset -= align_up(saved[first++].bytes); };
+    while (i - first >= kMostJoined) drop_first();
+    while (first < i && offset + saved[i].bytes - align_up(saved[first].bytes) >= gradient) {
+      drop_first();
     }
-    if (first < i && offset + saved[i].bytes >= gradient) return std::pair(first, i + 1);
+    const uint64_t bytes = offset + saved[i].bytes;
+    const bool fits = first < i && bytes >= gradient && bytes <= kLargestJoinedBlock;
+    if (fits && is_close(bytes, gradient) && (!best || bytes < best->bytes)) {
+      best = {first, i + 1, bytes};
+    }
+    if (best && best->bytes == gradient) break;
     offset += align_up(saved[i].bytes);
   }
-  return std::nullopt;
+  return best;
 }
 
 }  // namespace
@@ -96,7 +109,7 @@ std::vector<std::vector<uint32_t>> join_saved(std::span<const uint64_t> saved,
       continue;
     }
     const auto begin = alone.begin() + static_cast<std::ptrdiff_t>(run->first);
-    const auto end = alone.begin() + static_cast<std::ptrdiff_t>(run->second);
+    const auto end = alone.begin() + static_cast<std::ptrdiff_t>(run->last);
     auto& group = groups.emplace_back();
     for (auto it = begin; it != end; ++it) group.push_back(it->index);
     alone.erase(begin, end);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "conversions.h"
+#include "pygraph/join_saved.h"
 #include "pygraph/written_inputs.h"
 #include "record/scrub_stack.h"
 #include "record/table_log.h"
@@ -28,6 +29,8 @@ namespace {
 // only in the forwards and backwards of a training program: what one gives back, the other uses.
 constexpr uint64_t kLargeBlock = uint64_t{33} << 20;
 constexpr uint64_t kLargeBlockInTraining = uint64_t{32} << 20;
+// Such memory may lie in an output, if that is not much smaller. (Outputs that share a block are.)
+static_assert(kLargestJoinedBlock * 3 / 2 < kLargeBlockInTraining);
 
 py::list copy_of(const py::handle& list) {
   return py::reinterpret_steal<py::list>(PyList_GetSlice(list.ptr(), 0, PY_SSIZE_T_MAX));

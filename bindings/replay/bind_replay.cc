@@ -58,10 +58,8 @@ void bind_captured_graph(py::module_& m) {
            [](const CapturedGraph& graph, const py::list& arguments) {
              return graph.plan().gives_away(arguments.ptr(), 1);
            })
-      .def("with_joined_tensors",
-           [](const CapturedGraph& graph, const py::object& outputs) {
-             return steal(graph.with_joined_tensors(outputs.ptr()));
-           })
+      .def("join_saved",
+           [](const CapturedGraph& graph, py::list& outputs) { graph.join_saved(outputs.ptr()); })
       .def_property(
           "audit_at",
           [](const CapturedGraph& graph) -> std::optional<uint64_t> {

@@ -154,8 +154,8 @@ bool CapturedGraph::matches(PyObject* arguments, const Switches& switches, Posit
   return switches == switches_ && bindings::matches(arguments_, arguments, device_, known);
 }
 
-PyObject* CapturedGraph::with_joined_tensors(PyObject* outputs) const {
-  return bindings::with_joined_tensors(driver_, outputs_, outputs, device_);
+void CapturedGraph::join_saved(PyObject* outputs) const {
+  copy_into_blocks(driver_, outputs_, outputs, device_);
 }
 
 void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions) {

@@ -57,9 +57,8 @@ class CapturedGraph {
   // of arguments that match.
   bool matches(PyObject* arguments, const Switches& switches, Positions known = {}) const;
 
-  // What an uncaptured call returned, with the saved tensors laid out as a replay lays them out
-  // (tensors/saved_blocks.h). New reference.
-  PyObject* with_joined_tensors(PyObject* outputs) const;
+  // Lays out what an uncaptured call has saved as a replay does (tensors/saved_blocks.h).
+  void join_saved(PyObject* outputs) const;
 
   // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;

@@ -36,7 +36,7 @@ void MemoryPlan::plan_donations() {
 }
 
 // A block of internal memory in an output is the output's allocation. (Such outputs do not share
-// theirs: kLargestBlock in outputs.cc is far below kLargeBlock in recording_pair.cc.)
+// theirs: they are larger than blocks that are shared, see kLargeBlock in recording_pair.cc.)
 // Largest first: PyTorch's allocator gives the smallest free piece that fits, and cuts it, so small
 // allocations that come first would break up the pieces that large ones had in the call before.
 void MemoryPlan::plan_allocations() {

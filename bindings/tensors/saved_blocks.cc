@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "conversions.h"
 #include "pygraph/alignment.h"
 #include "pygraph/join_saved.h"
 #include "torch_private/torch_cuda.h"
+#include "without_python_lock.h"
+
+namespace py = pybind11;
 
 namespace pygraph::bindings {
 namespace {
@@ -45,7 +49,7 @@ bool can_be_joined(const std::vector<Part>& parts, PyObject* outputs) {
   std::map<const OutputBuffer*, const c10::StorageImpl*> storages;
   std::map<const c10::StorageImpl*, size_t> users;
   for (const Part& part : parts) {
-    PyObject* object = item(outputs, part.position);
+    PyObject* object = PyList_GET_ITEM(outputs, part.position);
     if (!THPVariable_CheckExact(object)) return false;
     const at::Tensor& tensor = unpack_tensor(object);
     if (!tensor.is_cuda() || tensor.layout() != at::kStrided || tensor.requires_grad())
@@ -63,14 +67,19 @@ bool can_be_joined(const std::vector<Part>& parts, PyObject* outputs) {
   }
   if (users.size() != storages.size()) return false;
   return std::ranges::all_of(parts, [&](const Part& part) {
-    const c10::Storage& storage = unpack_tensor(item(outputs, part.position)).storage();
+    const c10::Storage& storage = unpack_tensor(PyList_GET_ITEM(outputs, part.position)).storage();
     return storage.use_count() == users[storage.unsafeGetStorageImpl()];
   });
 }
 
 // A new block with the contents of the parts.
-c10::Storage join(const Driver& driver, const std::vector<Part>& parts, uint64_t bytes,
-                  PyObject* outputs, c10::Device device) {
+c10::Storage copy_of(const Driver& driver, const std::vector<Part>& parts, uint64_t bytes,
+                     PyObject* outputs, c10::Device device) {
+  std::vector<const c10::DataPtr*> sources;
+  for (const Part& part : parts) {
+    sources.push_back(&unpack_tensor(PyList_GET_ITEM(outputs, part.position)).storage().data_ptr());
+  }
+  const WithoutPythonLock unlocked;  // the allocator may wait for the device
   c10::Allocator* allocator = c10::GetAllocator(c10::kCUDA);
   c10::Storage block(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes),
                      allocator->allocate(bytes), allocator, /*resizable=*/true);
@@ -78,35 +87,13 @@ c10::Storage join(const Driver& driver, const std::vector<Part>& parts, uint64_t
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   const c10::Stream stream = guard.getStream(device);
   const CUstream handle = torch_cuda::current_stream(device.index());
-  for (const Part& part : parts) {
-    const c10::Storage& storage = unpack_tensor(item(outputs, part.position)).storage();
-    guard.recordDataPtrOnStream(storage.data_ptr(), stream);  // it may be another stream's
-    const auto source = reinterpret_cast<uint64_t>(storage.data());
-    PYGRAPH_CHECK(driver, copy_on_device_async(address + part.buffer->offset, source,
-                                               part.buffer->bytes, handle));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    guard.recordDataPtrOnStream(*sources[i], stream);  // it may be another stream's
+    PYGRAPH_CHECK(driver, copy_on_device_async(address + parts[i].buffer->offset,
+                                               reinterpret_cast<uint64_t>(sources[i]->get()),
+                                               parts[i].buffer->bytes, handle));
   }
   return block;
-}
-
-PyObject* copy_of(PyObject* outputs) {
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(outputs);
-  if (!PyTuple_Check(outputs)) return PyList_GetSlice(outputs, 0, count);
-  PyObject* result = PyTuple_New(count);
-  for (Py_ssize_t i = 0; result != nullptr && i < count; ++i) {
-    PyTuple_SET_ITEM(result, i, Py_NewRef(PyTuple_GET_ITEM(outputs, i)));
-  }
-  return result;
-}
-
-// Replaces an item of a list or tuple that nobody else has. Takes over the reference.
-void replace(PyObject* sequence, Py_ssize_t i, PyObject* object) {
-  PyObject* old = item(sequence, i);
-  if (PyTuple_Check(sequence)) {
-    PyTuple_SET_ITEM(sequence, i, object);
-  } else {
-    PyList_SET_ITEM(sequence, i, object);
-  }
-  Py_DECREF(old);
 }
 
 }  // namespace
@@ -134,35 +121,24 @@ void join_saved_tensors(OutputPlan& plan, const std::vector<uint32_t>& positions
   }
 }
 
-PyObject* with_joined_tensors(const Driver& driver, const OutputPlan& plan, PyObject* outputs,
-                              c10::Device device) {
-  const bool is_list = PyTuple_Check(outputs) || PyList_Check(outputs);
-  const auto count = static_cast<Py_ssize_t>(plan.outputs.size());
-  if (!is_list || PySequence_Fast_GET_SIZE(outputs) != count) return Py_NewRef(outputs);
+void copy_into_blocks(const Driver& driver, const OutputPlan& plan, PyObject* outputs,
+                      c10::Device device) {
+  if (PyList_GET_SIZE(outputs) != static_cast<Py_ssize_t>(plan.outputs.size())) return;
   const c10::OptionalDeviceGuard guard(device);
-  std::map<uint32_t, c10::Storage> storages;
-  const auto blocks = joined_blocks(plan);
-  for (const auto& [block, parts] : blocks) {
+  for (const auto& [block, parts] : joined_blocks(plan)) {
     if (!can_be_joined(parts, outputs)) continue;
-    storages[block] = join(driver, parts, plan.block_bytes[block], outputs, device);
-  }
-  if (storages.empty()) return Py_NewRef(outputs);
-  PyObject* result = copy_of(outputs);
-  if (result == nullptr) return nullptr;
-  for (const auto& [block, storage] : storages) {
-    for (const Part& part : blocks.at(block)) {
+    const c10::Storage storage = copy_of(driver, parts, plan.block_bytes[block], outputs, device);
+    std::vector<py::object> tensors;
+    for (const Part& part : parts) {
       const auto offset = static_cast<int64_t>(part.buffer->offset) + part.output->byte_offset;
-      PyObject* tensor =
+      tensors.push_back(steal(
           THPVariable_Wrap(make_tensor(storage, part.output->dtype, part.output->sizes,
-                                       part.output->strides, offset, part.output->conj_neg));
-      if (tensor == nullptr) {
-        Py_DECREF(result);
-        return nullptr;
-      }
-      replace(result, part.position, tensor);
+                                       part.output->strides, offset, part.output->conj_neg))));
+    }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      PyList_SetItem(outputs, parts[i].position, tensors[i].release().ptr());
     }
   }
-  return result;
 }
 
 }  // namespace pygraph::bindings

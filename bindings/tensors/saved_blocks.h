@@ -23,12 +23,13 @@ namespace pygraph::bindings {
 void join_saved_tensors(OutputPlan& plan, const std::vector<uint32_t>& positions,
                         const std::vector<uint64_t>& gradients);
 
-// `outputs`, a list or tuple that an uncaptured call returned, with the saved tensors that `plan`
-// has joined in new blocks, on PyTorch's current stream of the device. A block whose tensors are
-// not as in the recording, or are in use elsewhere, is left as it is; so is one of a replay. New
-// reference; null with a Python error set on failure. Throws DriverError, or c10::Error if there is
-// no memory; `outputs` is unchanged then.
-PyObject* with_joined_tensors(const Driver& driver, const OutputPlan& plan, PyObject* outputs,
-                              c10::Device device);
+// Copies the saved tensors that `plan` has joined from `outputs`, the list that an uncaptured call
+// returned, into new blocks, on PyTorch's current stream of the device, and replaces them in the
+// list: block by block, so that the memory of one block is needed beside them. A block whose
+// tensors are not as in the recording, or are in use elsewhere, is left as it is; so is one of a
+// replay. Needs Python's lock, and releases it meanwhile. Throws DriverError, or c10::Error if
+// there is no memory; the list has the same values then.
+void copy_into_blocks(const Driver& driver, const OutputPlan& plan, PyObject* outputs,
+                      c10::Device device);
 
 }  // namespace pygraph::bindings

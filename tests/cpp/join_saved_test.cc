@@ -40,6 +40,16 @@ TEST(JoinSaved, WhatServesAloneIsLeftOutOfARow) {
   EXPECT_EQ(join_saved(saved, {6.0_MiB, 2.25_MiB}), (Groups{{0, 2, 3, 4}}));
 }
 
+TEST(JoinSaved, TheRowThatFitsBestIsTaken) {
+  const std::vector<uint64_t> saved{3.7_MiB, 3.7_MiB, 1.5_MiB, 1.5_MiB, 1.5_MiB, 1.5_MiB};
+  EXPECT_EQ(join_saved(saved, {6.0_MiB}), (Groups{{2, 3, 4, 5}}));
+}
+
+TEST(JoinSaved, ABlockIsAtMostAQuarterLargerThanItsGradient) {
+  EXPECT_TRUE(join_saved(std::vector<uint64_t>(4, 4.0_MiB), {6.25_MiB}).empty());
+  EXPECT_EQ(join_saved(std::vector<uint64_t>(4, 3.5_MiB), {6.25_MiB}), (Groups{{0, 1}}));
+}
+
 TEST(JoinSaved, SmallTensorsAndSmallGradientsTakeNoPart) {
   EXPECT_TRUE(join_saved(std::vector<uint64_t>(16, 0.5_MiB), {2.0_MiB}).empty());
   EXPECT_TRUE(join_saved(std::vector<uint64_t>(4, 4.0_MiB), {0.5_MiB}).empty());
@@ -91,7 +101,7 @@ TEST(JoinSaved, RandomSizes) {
       }
       EXPECT_LE(end, kLargestJoinedBlock);
       EXPECT_TRUE(std::ranges::any_of(
-          gradients, [&](uint64_t bytes) { return end >= bytes && end / 3 <= bytes / 2; }));
+          gradients, [&](uint64_t bytes) { return end >= bytes && end / 5 <= bytes / 4; }));
     }
     std::ranges::sort(members);
     EXPECT_EQ(std::ranges::adjacent_find(members), members.end());

@@ -188,6 +188,7 @@ def test_a_graph_is_verified_and_used_with_donated_memory() -> None:
     assert graph.replays == graph.donated_replays >= 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_calls_that_keep_what_was_saved_get_a_graph_of_their_own_if_they_go_on() -> None:
     module = Wide().cuda()
     model = compiled(module)
@@ -221,6 +222,7 @@ def test_calls_that_keep_what_was_saved_get_a_graph_of_their_own_if_they_go_on()
     assert again.replays >= 10  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_backward_that_runs_twice_keeps_what_was_saved() -> None:
     module = Wide().cuda()
     inputs = [randn(1024, 1024) for _ in range(6)]

@@ -16,19 +16,39 @@ from pygraph.partition.signature import Entry
 
 from .support import also_as_shipped, assert_same, calls, captured, compiled, randn, uncaptured
 
-_WIDTH, _ROWS = 1280, 320  # a weight has 6.25 MiB, and four saved tensors together, too
-_LAYERS = 12
+_WIDTH, _INNER, _TOKENS, _HEADS, _LAYERS = 768, 2048, 512, 12, 6
+_SQUARE, _ROWS = 1280, 320
 
 
-class Deep(nn.Module):
+class Layer(nn.Module):
+    """Saves tensors of 1.5 and 4 MiB; weights have 2.25 and 6. Four of 1.5 are as large as one of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(_WIDTH) for _ in range(2))
+        self.attention = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(4))
+        self.gate = nn.Linear(_WIDTH, _INNER, bias=False)
+        self.up = nn.Linear(_WIDTH, _INNER, bias=False)
+        self.down = nn.Linear(_INNER, _WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norms[0](x)
+        q, k, v = (f(h).view(4, -1, _HEADS, 64).transpose(1, 2) for f in self.attention[:3])
+        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention[3](h.transpose(1, 2).reshape(_TOKENS, _WIDTH))
+        h = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+
+
+class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))
+        self.layers = nn.ModuleList(Layer() for _ in range(_LAYERS))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x))
+            x = layer(x)
         return x.square().mean()
 
 
@@ -58,9 +78,9 @@ class _Training:
     """A compiled model, and the gradients that it is to have."""
 
     def __init__(self, **options: Any) -> None:
-        self.module = Deep().cuda()
+        self.module = Model().cuda()
         self.model = compiled(self.module, **options)
-        self.inputs = [randn(_ROWS, _WIDTH) for _ in range(4)]
+        self.inputs = [randn(_TOKENS, _WIDTH) for _ in range(4)]
         with uncaptured():
             self.expected = [_gradients(self.model, self.module, x) for x in self.inputs]
 
@@ -71,8 +91,16 @@ class _Training:
 
 
 def _taken() -> int:
-    """How many outputs of the backward lie in inputs."""
-    return int(_backward().link_map().count("takes the place of input"))
+    """How many of the gradients of 6 MiB lie in inputs."""
+    lines = _backward().link_map().splitlines()
+    return sum("takes the place of input" in line and str(6 << 20) in line for line in lines)
+
+
+def _most_in_a_block(loss: torch.Tensor) -> int:
+    """Of the saved tensors of 1.5 MiB."""
+    assert loss.grad_fn is not None
+    saved = [t for t in loss.grad_fn.saved_tensors if t.nbytes == 3 << 19]  # type: ignore[attr-defined]
+    return max(collections.Counter(t.untyped_storage().data_ptr() for t in saved).values())
 
 
 @also_as_shipped
@@ -84,10 +112,7 @@ def test_gradients_take_the_place_of_several_saved_tensors() -> None:
     assert _taken() >= 2
     assert _backward().donated_replays >= 4
     assert [entry.donation.recordings for entry in _entries(is_backward=True)] == [0]
-    loss = training.model(training.inputs[0])
-    saved = [t for t in loss.grad_fn.saved_tensors if t.shape == (_ROWS, _WIDTH)]
-    blocks = collections.Counter(t.untyped_storage().data_ptr() for t in saved)
-    assert max(blocks.values()) == 4
+    assert _most_in_a_block(training.model(training.inputs[0])) == 4
 
 
 def test_a_step_takes_less_memory() -> None:
@@ -105,7 +130,7 @@ def test_a_step_takes_less_memory() -> None:
         alone = peak()
     training.steps(8)
     assert _taken() >= 2
-    assert peak() <= alone + (10 << 20)
+    assert peak() <= alone + (16 << 20)
 
 
 def test_steps_whose_forward_is_audited_are_served_by_the_same_graph() -> None:
@@ -121,7 +146,7 @@ def test_steps_whose_forward_is_audited_are_served_by_the_same_graph() -> None:
 
 def test_what_an_uncaptured_forward_saves_stays_right() -> None:
     """With views of one storage, and one that is a result."""
-    weights = [randn(_WIDTH, _WIDTH, requires_grad=True) for _ in range(4)]
+    weights = [randn(_SQUARE, _SQUARE, requires_grad=True) for _ in range(4)]
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kept = x
@@ -140,7 +165,7 @@ def test_what_an_uncaptured_forward_saves_stays_right() -> None:
         return [*found, kept]
 
     model = compiled(function, options={"pygraph.audit": 2})
-    inputs = [randn(_ROWS, _WIDTH) * 0.02 for _ in range(3)]
+    inputs = [randn(_ROWS, _SQUARE) * 0.02 for _ in range(3)]
     with uncaptured():
         expected = [gradients(model, x) for x in inputs]
     for i in range(24):
@@ -166,7 +191,10 @@ def test_a_forward_that_loses_its_graph_gets_its_backward_another() -> None:
     assert entry.graph.replays >= 4
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_calls_that_keep_what_was_saved_are_right() -> None:
+    """Inductor's cache would return the code of another test, which overwrites what was saved: its key
+    lacks ``donated_buffer`` (PyTorch 2.15)."""
     with torch._functorch.config.patch(donated_buffer=False):
         training = _Training()
         training.steps(6)
@@ -204,7 +232,7 @@ def test_steps_on_another_stream_and_saved_tensors_that_another_stream_reads() -
         training.steps(4)
     torch.cuda.current_stream().wait_stream(side)
     loss = training.model(training.inputs[0])
-    saved = next(t for t in loss.grad_fn.saved_tensors if t.shape == (_ROWS, _WIDTH))
+    saved = next(t for t in loss.grad_fn.saved_tensors if t.nbytes == 3 << 19)
     copy = saved.clone()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -221,7 +249,7 @@ def test_steps_on_another_stream_and_saved_tensors_that_another_stream_reads() -
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_model_whose_weights_have_no_gradients_joins_nothing(frozen: bool) -> None:
-    module = Deep().cuda()
+    module = Model().cuda()
     module.requires_grad_(not frozen)
     model = compiled(module)
     x = randn(_ROWS, _WIDTH, requires_grad=True)
@@ -232,7 +260,4 @@ def test_a_model_whose_weights_have_no_gradients_joins_nothing(frozen: bool) -> 
     with uncaptured():
         expected = torch.autograd.grad(model(x), x)
     assert_same(x.grad, expected[0])
-    loss = model(x)
-    saved = [t for t in loss.grad_fn.saved_tensors if t.shape == (_ROWS, _WIDTH)]
-    blocks = collections.Counter(t.untyped_storage().data_ptr() for t in saved)
-    assert (max(blocks.values()) == 1) == frozen
+    assert (_most_in_a_block(model(x)) == 1) == frozen

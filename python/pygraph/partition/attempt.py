@@ -123,7 +123,8 @@ def _record_and_link(
 def _gradients_of(call: Call) -> list[int]:
     """Bytes of each gradient that the backward of a forward will compute."""
     tensors = [arg for arg in call.args if isinstance(arg, torch.Tensor)]
-    return [arg.nbytes for arg in tensors if arg.requires_grad and arg.is_cuda]
+    strided = [arg for arg in tensors if arg.is_cuda and arg.layout is torch.strided]
+    return [arg.nbytes for arg in strided if arg.requires_grad]
 
 
 def _lanes(call: Call) -> int:

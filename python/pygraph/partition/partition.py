@@ -40,7 +40,7 @@ from pygraph.partition.observed_effects import ObservedEffects
 from pygraph.partition.pipeline import Pipeline
 from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.partition.selector import Selector
-from pygraph.partition.signature import Entry, PartitionInfo, State
+from pygraph.partition.signature import Entry, PartitionInfo, RecordingState, State
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.uncapturable import Compilation
 from pygraph.undoing import Undo, undoing
@@ -184,10 +184,12 @@ class Partition:
         graph served the call or not: so the backward's graph fits each step."""
         pending = entry.recording.pending
         graph = entry.graph if pending is None else pending.recording.graph
-        if graph is not None and self.info.kind == "forward":
-            with runtime.harmless("laying out what a forward has saved"):
-                return graph.with_joined_tensors(outputs)
-        return outputs
+        if graph is None or self.info.kind != "forward":
+            return outputs
+        is_tuple, outputs = isinstance(outputs, tuple), list(outputs)  # the only references
+        with runtime.harmless("laying out what a forward has saved"):
+            graph.join_saved(outputs)
+        return tuple(outputs) if is_tuple else outputs
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
         """Runs uncaptured, unless there is a graph: profiles show its replays, and no audit."""
@@ -213,11 +215,15 @@ class Partition:
             self._selector.install(entry)  # a recheck that was due can wait
         if not entry.donation.note_retained(graph.replays):
             return
-        donation = entry.donation.anew(unservable_calls.are_given_away(args, graph))
+        are_given_away = unservable_calls.are_given_away(args, graph)
+        fresh = Entry(
+            donation=entry.donation.anew(are_given_away, graph.replays),
+            recording=RecordingState(wait_seconds=entry.recording.wait_seconds),  # it has waited
+        )
         runtime.engine().remove_graph(self.callable, graph)
         with self._lock:
             if self.entries.get(key) is entry:
-                self.entries[key] = Entry(donation=donation)
+                self.entries[key] = fresh
         runtime.note(
             logging.INFO, "%s: recorded anew, because calls did not fit its graph", self.info.name
         )

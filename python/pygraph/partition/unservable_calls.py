@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 # A signature is recorded again after this many calls in a row that do not fit its graph, or once more
 # than one call in three does not.
 _CALLS = 8
-# Recordings of a signature with donated memory. Further ones would differ from call to call.
+# Recordings of a signature with donated memory, in a row and each of them in use for only so many
+# replays: further ones would not fit either.
 _MOST_RECORDINGS = 3
+_FEW_REPLAYS = 1000
 
 
 @dataclasses.dataclass
 class DonationState:
     """Whether a signature's graph may use donated memory, and how often calls do not fit it.
 
-    recordings: how many times the signature was recorded before because of such calls.
+    recordings: how many graphs in a row were in use for a short time because of such calls.
     retained_score: a leaky bucket: 2 more for each call that does not fit, 1 less for each replay.
     score_updated_at: the graph's replays at its last update.
     """
@@ -40,10 +42,12 @@ class DonationState:
     retained_score: int = 0
     score_updated_at: int = 0
 
-    def anew(self, are_given_away: bool) -> DonationState:
-        """That of the next recording. are_given_away: whether the last call that did not fit gave away
-        the arguments whose memory the graph uses, in other storages."""
-        recordings = self.recordings + 1
+    def anew(self, are_given_away: bool, replays: int) -> DonationState:
+        """That of the next recording.
+
+        are_given_away: whether the last call that did not fit gave away the arguments whose memory the
+        graph uses, in other storages. replays: of the graph."""
+        recordings = 1 + (self.recordings if replays < _FEW_REPLAYS else 0)
         return DonationState(are_given_away and recordings < _MOST_RECORDINGS, recordings)
 
     def note_retained(self, replays: int) -> bool:
