@@ -130,7 +130,7 @@ def test_a_step_takes_less_memory() -> None:
         alone = peak()
     training.steps(8)
     assert _taken() >= 2
-    assert peak() <= alone + (16 << 20)
+    assert peak() <= 1.15 * alone
 
 
 def test_steps_whose_forward_is_audited_are_served_by_the_same_graph() -> None:
