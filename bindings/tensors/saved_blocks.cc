@@ -76,6 +76,7 @@ bool can_be_joined(const std::vector<Part>& parts, PyObject* outputs) {
 c10::Storage copy_of(const Driver& driver, const std::vector<Part>& parts, uint64_t bytes,
                      PyObject* outputs, c10::Device device) {
   std::vector<const c10::DataPtr*> sources;
+  sources.reserve(parts.size());
   for (const Part& part : parts) {
     sources.push_back(&unpack_tensor(PyList_GET_ITEM(outputs, part.position)).storage().data_ptr());
   }
