@@ -138,7 +138,8 @@ def test_a_failure_beside_the_call_never_reaches_the_user(
     _make_calls(partition, 30)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        world.graph.donated, world.graph.fits = [0], False
+        world.graph.donated = [0]
+        patch.setattr(world.graph, "gives_away", lambda arguments: False)
         _make_calls(partition, 30)
     assert failures
 

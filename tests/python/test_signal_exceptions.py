@@ -197,6 +197,7 @@ def test_one_that_came_while_it_recorded_is_known_to_callers(
     call: Any = SimpleNamespace(
         info=SimpleNamespace(
             is_backward=False,
+            kind="inference",
             saved=(),
             saved_from=None,
             device=0,

@@ -21,6 +21,13 @@ from .fake_engine import FakeGraph, StandIns
 from .stand_ins import INFO, call
 
 
+class _Misfit(FakeGraph):
+    """Calls do not give away what it would use."""
+
+    def gives_away(self, arguments: list[Any]) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(("replays_between", "calls"), [(0, 8), (1, 15), (2, None)])
 def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if_they_go_on(
     told_to_the_engine: list[int],
@@ -33,7 +40,7 @@ def test_calls_that_keep_what_a_graph_uses_are_uncaptured_and_get_another_one_if
 
     def attempt(call: Call) -> Attempt:
         taken.append(call.may_donate)
-        return Attempt(list(call.args), FakeGraph(donated=[0], replays=1000, fits=False))
+        return Attempt(list(call.args), _Misfit(donated=[0], replays=1000))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
     engine = runtime.engine()
@@ -71,7 +78,7 @@ def test_calls_that_give_their_arguments_away_in_other_storages_get_a_graph_for_
     def attempt(call: Call) -> Attempt:
         taken.append(call.may_donate)
         donated = [0] if call.may_donate else []
-        return Attempt(list(call.args), FakeGraph(donated=donated, replays=replays, fits=False))
+        return Attempt(list(call.args), _Misfit(donated=donated, replays=replays))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
     engine = runtime.engine()
