@@ -60,8 +60,9 @@ class RecordingPair {
   std::string retain(int index, const std::vector<Range>& pieces);
 
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
-  // lie together in one block of memory (see share_blocks), `given_away` what calls like this one
-  // give away. `lanes`: how many of its nodes may run at a time.
+  // lie together in one block of memory (see share_blocks). `gradients`: of a forward, bytes of
+  // each gradient that its backward will compute (see join_saved_tensors). `given_away`: what calls
+  // like this one give away. `lanes`: how many of its nodes may run at a time.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
                                       const std::vector<uint64_t>& gradients,
                                       const std::vector<GivenAway>& given_away, uint32_t lanes);

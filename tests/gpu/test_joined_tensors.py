@@ -140,7 +140,7 @@ def test_steps_whose_forward_is_audited_are_served_by_the_same_graph() -> None:
     (forward,), (backward,) = _entries(is_backward=False), _entries(is_backward=True)
     assert forward.audits.made >= 3
     assert backward.donation.recordings == 0
-    assert backward.donation.retained_score == 0
+    assert backward.donation.misfit_score == 0
     assert _backward().donated_replays >= 30
 
 

@@ -101,7 +101,7 @@ PLACES = [
     (decision_cache, "forget"),
     (decision_cache, "cache_dir"),
     (decision_cache, "_machine"),
-    (DonationState, "note_retained"),
+    (DonationState, "note_misfit"),
     (Trial, "add"),
     (selector_module, "Trial"),
     (timed_calls, "timed"),

@@ -331,10 +331,8 @@ class LinkedPair(Pair):
 
     def set_surroundings(self, held: list[torch.Tensor], cached: object) -> None: ...
 
-    def link(
-        self, sharing: list[int], gradients: list[int], given_away: list[Any], lanes: int
-    ) -> FakeGraph:
-        assert (sharing, [group.positions for group in given_away]) == ([0, 1], [[0]])
+    def link(self, sharing: list[int], gradients: list[int], given: list[Any], lanes: int) -> FakeGraph:
+        assert (sharing, gradients, [group.positions for group in given]) == ([0, 1], [], [[0]])
         if not self._links:
             raise NotRelocatable("the two recordings differ")
         return FakeGraph(lanes=lanes)

@@ -7,14 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 from pygraph import runtime
+from pygraph.gpu import allocator
 from pygraph.options import Options
 from pygraph.partition import pipeline
-from pygraph.partition.attempt import Attempt
+from pygraph.partition.attempt import Attempt, record_and_link
 from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
+from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.partition.signature import Pending, State
+from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
 
 from .fake_engine import FakeGraph, StandIns
@@ -94,6 +99,57 @@ def test_calls_that_give_their_arguments_away_in_other_storages_get_a_graph_for_
     else:  # each was in use for a long time
         assert len(taken) >= 6
         assert all(taken)
+
+
+def test_a_signature_that_is_recorded_again_does_not_wait_again(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its uncaptured calls have taken as long as a recording."""
+    waits: list[float] = []
+    made: list[object] = []  # calls
+    recordings: list[int] = []
+
+    def attempt(call: Call) -> Attempt:
+        recordings.append(len(made))
+        return Attempt(list(call.args), _Misfit(donated=[0]))
+
+    monkeypatch.setattr(pipeline, "attempt", attempt)
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", lambda self, *args, **kwargs: 2.0)
+    engine = runtime.engine()
+    groups = [SimpleNamespace(positions=[0])]
+    monkeypatch.setattr(engine, "given_away", lambda args: groups, raising=False)
+    monkeypatch.setattr(engine, "remove_graph", lambda function, graph: None, raising=False)
+    monkeypatch.setattr(engine, "wait", lambda callable, key, seconds: waits.append(seconds))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    for _ in range(20):
+        made.append(call(partition, None))
+    assert waits == [2.0]
+    first, second, *_ = recordings
+    assert second - first == 9  # after eight that did not fit
+
+
+def test_a_forwards_gradients_are_those_of_its_dense_inputs_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[Any] = []
+
+    def record(request: Any) -> Any:
+        requests.append(request)
+        raise RuntimeError("recorded")
+
+    monkeypatch.setattr(recorder, "record", record)
+    monkeypatch.setattr(stream_capture, "check_abandoned", lambda: None)
+    monkeypatch.setattr(allocator, "give_back_all", lambda: None)
+    with FakeTensorMode():
+        dense = torch.empty(4, 8, device="cuda", requires_grad=True)
+        indices = torch.zeros(1, 3, dtype=torch.int64, device="cuda")
+        values = torch.ones(3, device="cuda")
+        sparse = torch.sparse_coo_tensor(indices, values, (9,), check_invariants=False).requires_grad_()
+        args = [dense, dense.detach(), sparse, torch.empty(5, requires_grad=True), 3]
+    for kind in ("forward", "backward", "inference"):
+        info = dataclasses.replace(INFO, kind=kind)
+        record_and_link(Call(list, list, args, info, Options(), may_donate=False), set())
+    assert [list(request.gradients) for request in requests] == [[4 * 8 * 4], [], []]
 
 
 class _Forward(FakeGraph):

@@ -213,7 +213,7 @@ class Partition:
     ) -> None:
         if entry.state is State.CAPTURED:
             self._selector.install(entry)  # a recheck that was due can wait
-        if not entry.donation.note_retained(graph.replays):
+        if not entry.donation.note_misfit(graph.replays):
             return
         are_given_away = unservable_calls.are_given_away(args, graph)
         fresh = Entry(

@@ -33,13 +33,13 @@ class DonationState:
     """Whether a signature's graph may use donated memory, and how often calls do not fit it.
 
     recordings: how many graphs in a row were in use for a short time because of such calls.
-    retained_score: a leaky bucket: 2 more for each call that does not fit, 1 less for each replay.
+    misfit_score: a leaky bucket: 2 more for each call that does not fit, 1 less for each replay.
     score_updated_at: the graph's replays at its last update.
     """
 
     is_allowed: bool = True
     recordings: int = 0
-    retained_score: int = 0
+    misfit_score: int = 0
     score_updated_at: int = 0
 
     def anew(self, are_given_away: bool, replays: int) -> DonationState:
@@ -50,14 +50,14 @@ class DonationState:
         recordings = 1 + (self.recordings if replays < _FEW_REPLAYS else 0)
         return DonationState(are_given_away and recordings < _MOST_RECORDINGS, recordings)
 
-    def note_retained(self, replays: int) -> bool:
+    def note_misfit(self, replays: int) -> bool:
         """Counts a call that does not fit the graph. Returns whether to record the signature again.
 
         replays: of the graph, so far."""
         leaked = replays - self.score_updated_at
-        self.retained_score = max(0, self.retained_score - leaked) + 2
+        self.misfit_score = max(0, self.misfit_score - leaked) + 2
         self.score_updated_at = replays
-        return self.retained_score >= 2 * _CALLS
+        return self.misfit_score >= 2 * _CALLS
 
 
 def fits(args: list[Any], graph: _engine.CapturedGraph) -> bool:
