@@ -103,6 +103,16 @@ def _most_in_a_block(loss: torch.Tensor) -> int:
     return max(collections.Counter(t.untyped_storage().data_ptr() for t in saved).values())
 
 
+def _skip_if_random_state_is_on_the_host(training: _Training) -> None:
+    """Attention in PyTorch 2.11 saves random state: on the CPU in uncaptured forwards, whose backwards
+    run uncaptured."""
+    with uncaptured():
+        loss = training.model(training.inputs[0])
+    assert loss.grad_fn is not None
+    if any(not saved.is_cuda for saved in loss.grad_fn.saved_tensors):
+        pytest.skip("an uncaptured forward saves random state on the CPU")
+
+
 @also_as_shipped
 def test_gradients_take_the_place_of_several_saved_tensors() -> None:
     training = _Training()
@@ -136,6 +146,7 @@ def test_a_step_takes_less_memory() -> None:
 def test_steps_whose_forward_is_audited_are_served_by_the_same_graph() -> None:
     """An audited forward returns what an uncaptured run has saved."""
     training = _Training(options={"pygraph.audit": 3})
+    _skip_if_random_state_is_on_the_host(training)
     training.steps(60)
     (forward,), (backward,) = _entries(is_backward=False), _entries(is_backward=True)
     assert forward.audits.made >= 3
@@ -175,6 +186,7 @@ def test_what_an_uncaptured_forward_saves_stays_right() -> None:
 
 def test_a_forward_that_loses_its_graph_gets_its_backward_another() -> None:
     training = _Training()
+    _skip_if_random_state_is_on_the_host(training)
     training.steps(8)
     before = _backward()
     assert _taken() >= 2
@@ -252,7 +264,7 @@ def test_a_model_whose_weights_have_no_gradients_joins_nothing(frozen: bool) -> 
     module = Model().cuda()
     module.requires_grad_(not frozen)
     model = compiled(module)
-    x = randn(_ROWS, _WIDTH, requires_grad=True)
+    x = randn(_TOKENS, _WIDTH, requires_grad=True)
     for _ in range(6):
         x.grad = None
         model(x).backward()
