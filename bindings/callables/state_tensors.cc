@@ -36,6 +36,15 @@ const THPVariable& variable_of(PyObject* object) {
   return *reinterpret_cast<const THPVariable*>(object);
 }
 
+// For a few numbers faster than the operator, which calls memcmp().
+bool are_equal(c10::IntArrayRef numbers, const std::vector<int64_t>& others) {
+  if (numbers.size() != others.size()) return false;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] != others[i]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 StateTensors::StateTensors(const State& state, const HostWatch& watch, PyObject* differentiated,
@@ -150,7 +159,7 @@ void StateTensors::prefetch_after(size_t i) const {
 }
 
 bool StateTensors::has_its_layout(const Kind& kind, const c10::TensorImpl& tensor) {
-  return tensor.sizes() == kind.sizes && tensor.strides() == kind.strides &&
+  return are_equal(tensor.sizes(), kind.sizes) && are_equal(tensor.strides(), kind.strides) &&
          tensor.storage_offset() == kind.offset;
 }
 
