@@ -11,8 +11,10 @@
 namespace pygraph {
 namespace {
 
-// A block of more tensors would stay allocated for too long.
+// A block of more tensors, or of tensors that are further apart in the order of the forward, would
+// stay allocated for too long.
 constexpr size_t kMostJoined = 8;
+constexpr size_t kMostSpanned = 16;
 
 struct Saved {
   uint32_t index;
@@ -62,14 +64,17 @@ constexpr bool is_close(uint64_t block, uint64_t gradient) {
   return block / 5 <= gradient / 4;
 }
 
-// The shortest tensors in a row that one gradient fills; of equals, the first.
+// The shortest row of tensors that one gradient fills; of equals, the first. Those that serve
+// others may lie between them.
 std::optional<Run> find_run(std::span<const Saved> saved, uint64_t gradient) {
   std::optional<Run> best;
   size_t first = 0;
   uint64_t offset = 0;  // of saved[i] in the block of [first, i]
   for (size_t i = 0; i < saved.size(); ++i) {
     const auto drop_first = [&] { offset -= align_up(saved[first++].bytes); };
-    while (i - first >= kMostJoined) drop_first();
+    while (i - first >= kMostJoined || saved[i].index - saved[first].index >= kMostSpanned) {
+      drop_first();
+    }
     while (first < i && offset + saved[i].bytes - align_up(saved[first].bytes) >= gradient) {
       drop_first();
     }

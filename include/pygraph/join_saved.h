@@ -22,7 +22,8 @@ constexpr uint64_t kLargestJoinedBlock = uint64_t{16} << 20;
 
 // `saved`: bytes of each saved tensor, in the order in which the forward returns them. `gradients`:
 // bytes of each gradient that the backward will compute. Returns the groups that are to be joined,
-// as indices into `saved`, in order. Tensors that serve a gradient alone are in none.
+// as indices into `saved`, in order: two to eight of sixteen tensors in a row. Tensors that serve a
+// gradient alone are in none.
 std::vector<std::vector<uint32_t>> join_saved(std::span<const uint64_t> saved,
                                               std::vector<uint64_t> gradients);
 

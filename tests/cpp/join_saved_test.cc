@@ -40,6 +40,16 @@ TEST(JoinSaved, WhatServesAloneIsLeftOutOfARow) {
   EXPECT_EQ(join_saved(saved, {6.0_MiB, 2.25_MiB}), (Groups{{0, 2, 3, 4}}));
 }
 
+TEST(JoinSaved, TensorsThatAreFarApartAreNotJoined) {
+  std::vector<uint64_t> saved(22, 4.0_MiB);
+  std::vector<uint64_t> gradients(20, 4.0_MiB);
+  gradients.push_back(6.0_MiB);
+  saved.front() = saved.back() = 3.0_MiB;
+  EXPECT_TRUE(join_saved(saved, gradients).empty());
+  saved.push_back(3.0_MiB);
+  EXPECT_EQ(join_saved(saved, gradients), (Groups{{21, 22}}));
+}
+
 TEST(JoinSaved, TheRowThatFitsBestIsTaken) {
   const std::vector<uint64_t> saved{3.7_MiB, 3.7_MiB, 1.5_MiB, 1.5_MiB, 1.5_MiB, 1.5_MiB};
   EXPECT_EQ(join_saved(saved, {6.0_MiB}), (Groups{{2, 3, 4, 5}}));
@@ -93,6 +103,7 @@ TEST(JoinSaved, RandomSizes) {
       ++joined;
       EXPECT_TRUE(group.size() >= 2 && group.size() <= 8);
       EXPECT_TRUE(std::ranges::is_sorted(group));
+      EXPECT_LT(group.back() - group.front(), 16U);
       uint64_t end = 0;
       for (const uint32_t i : group) {
         EXPECT_GE(saved[i], kSmallestDonation);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from pygraph.partition.attempt import Attempt, record_and_link
 from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
 from pygraph.partition.recording_policy import RecordingPolicy
+from pygraph.partition.selector import Selector
 from pygraph.partition.signature import Pending, State
 from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
@@ -114,7 +116,15 @@ def test_a_signature_that_is_recorded_again_does_not_wait_again(
         return Attempt(list(call.args), _Misfit(donated=[0]))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
-    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", lambda self, *args, **kwargs: 2.0)
+    prices = iter([2.0, 2.5, 3.0, 3.5])  # of recordings, which take longer than was assumed
+    price = [2.0]
+
+    def seconds_to_wait(self: object, *args: object, **kwargs: object) -> float:
+        if recordings:
+            price[0] = next(prices, price[0])
+        return price[0]
+
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", seconds_to_wait)
     engine = runtime.engine()
     groups = [SimpleNamespace(positions=[0])]
     monkeypatch.setattr(engine, "given_away", lambda args: groups, raising=False)
@@ -126,6 +136,29 @@ def test_a_signature_that_is_recorded_again_does_not_wait_again(
     assert waits == [2.0]
     first, second, *_ = recordings
     assert second - first == 9  # after eight that did not fit
+
+
+def test_a_graph_that_an_audit_suspects_is_not_replaced_before_it_is_checked(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pipeline, "attempt", lambda call: Attempt(list(call.args), _Misfit(donated=[0]))
+    )
+    removed: list[object] = []
+    engine = runtime.engine()
+    monkeypatch.setattr(engine, "given_away", lambda args: [], raising=False)
+    monkeypatch.setattr(
+        engine, "remove_graph", lambda function, graph: removed.append(graph), raising=False
+    )
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    entry = [call(partition, None) for _ in range(2)][-1]
+    entry.audits.suspects = (0,)
+    for _ in range(20):
+        assert call(partition, None) is entry
+    assert not removed
+    entry.audits.suspects = ()
+    call(partition, None)
+    assert removed == [entry.graph]
 
 
 def test_a_forwards_gradients_are_those_of_its_dense_inputs_on_the_gpu(
@@ -188,6 +221,40 @@ def test_what_a_forward_saves_is_laid_out_as_by_its_graph(
     assert outputs[0] == as_type(["uncaptured"])
     assert outputs[1] == as_type(["laid out" if kind == "forward" else "uncaptured"])
     assert bool(graph.laid_out) == (kind == "forward")
+
+
+class _Saved:
+    """A tensor."""
+
+
+@pytest.mark.parametrize("as_type", [list, tuple])
+def test_what_is_laid_out_anew_is_freed_at_once(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch, as_type: Any
+) -> None:
+    """Also while Dynamo evaluates frames: Python's caller holds the arguments of a call then."""
+    saved: list[weakref.ref[_Saved]] = []
+    left: list[int] = []
+
+    class Joining(FakeGraph):
+        def join_saved(self, outputs: list[Any]) -> None:
+            for i in range(len(outputs)):
+                outputs[i] = "laid out"
+                left.append(sum(ref() is not None for ref in saved[-3:]))
+
+    def function(args: list[Any]) -> Any:
+        outputs = as_type(_Saved() for _ in range(3))
+        saved.extend(map(weakref.ref, outputs))
+        return outputs
+
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(function(call.args), Joining()))
+    monkeypatch.setattr(Selector, "recheck", lambda self, key, entry, args: function(args))
+    info = dataclasses.replace(INFO, kind="forward")
+    partition = Partition(function, info, Options(select="always"))
+    for _ in range(2):
+        partition._miss([None])
+    left.clear()
+    torch._dynamo.run(lambda: partition._miss([None]))()
+    assert left == [2, 1, 0]
 
 
 def test_what_a_forward_saves_stays_as_it_is_if_it_cannot_be_laid_out(

@@ -21,6 +21,7 @@ lock: graphs of entries that it dropped are not installed (``install``).
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -168,9 +169,23 @@ class Partition:
         graph = entry.graph  # which another thread may drop meanwhile
         if graph is not None and not unservable_calls.fits(args, graph):
             return self._unservable_call(key, entry, args)
-        return self._as_replayed(entry, self._servable_call(key, entry, args))
+        return self._servable_call(key, entry, args)
 
     def _servable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
+        """What a forward has saved is laid out as by its graph, whether that served the call or not: so
+        the backward's graph fits each step."""
+        outputs = self._call_as_due(key, entry, args)
+        pending = entry.recording.pending
+        graph = entry.graph if pending is None else pending.recording.graph
+        if graph is None or self.info.kind != "forward":
+            return outputs
+        # The only references, so that what is replaced is freed at once.
+        is_tuple, outputs = isinstance(outputs, tuple), list(outputs)
+        with runtime.harmless("laying out what a forward has saved"):
+            graph.join_saved(outputs)
+        return tuple(outputs) if is_tuple else outputs
+
+    def _call_as_due(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
         if audit.is_due(entry):
             return audit.call(self, entry, args)
         if entry.state is State.UNCAPTURED:
@@ -178,18 +193,6 @@ class Partition:
         if entry.state is State.MEASURING:
             return self._selector.run_trial_call(key, entry, args)
         return self._selector.recheck(key, entry, args)
-
-    def _as_replayed(self, entry: Entry, outputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs of a call of a forward, with what it saved laid out as by its graph, whether the
-        graph served the call or not: so the backward's graph fits each step."""
-        pending = entry.recording.pending
-        graph = entry.graph if pending is None else pending.recording.graph
-        if graph is None or self.info.kind != "forward":
-            return outputs
-        is_tuple, outputs = isinstance(outputs, tuple), list(outputs)  # the only references
-        with runtime.harmless("laying out what a forward has saved"):
-            graph.join_saved(outputs)
-        return tuple(outputs) if is_tuple else outputs
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
         """Runs uncaptured, unless there is a graph: profiles show its replays, and no audit."""
@@ -213,12 +216,12 @@ class Partition:
     ) -> None:
         if entry.state is State.CAPTURED:
             self._selector.install(entry)  # a recheck that was due can wait
-        if not entry.donation.note_misfit(graph.replays):
-            return
+        if not entry.donation.note_misfit(graph.replays) or entry.audits.suspects:
+            return  # what an audit has found wrong is checked first, in a call that fits
         are_given_away = unservable_calls.are_given_away(args, graph)
         fresh = Entry(
             donation=entry.donation.anew(are_given_away, graph.replays),
-            recording=RecordingState(wait_seconds=entry.recording.wait_seconds),  # it has waited
+            recording=RecordingState(wait_seconds=math.inf),  # it has waited
         )
         runtime.engine().remove_graph(self.callable, graph)
         with self._lock:
