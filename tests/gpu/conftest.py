@@ -46,6 +46,8 @@ def fresh_compiler(as_shipped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setattr(recording_policy, "_RECORDED_AT_ONCE_IF_DYNAMIC", 100)
     _wait_for_the_end_of_a_profile()
     torch._dynamo.reset()
+    # The whole process's in PyTorch 2.11: calls with dynamic=False in several threads leave it off.
+    torch._dynamo.config.automatic_dynamic_shapes = True
     runtime.partitions.clear()
     uncapturable._found.clear()
     torch.manual_seed(0)
