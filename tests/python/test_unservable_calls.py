@@ -138,27 +138,25 @@ def test_a_signature_that_is_recorded_again_does_not_wait_again(
     assert second - first == 9  # after eight that did not fit
 
 
-def test_a_graph_that_an_audit_suspects_is_not_replaced_before_it_is_checked(
+def test_a_graph_that_an_audit_suspects_and_no_call_can_check_is_reported(
     told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        pipeline, "attempt", lambda call: Attempt(list(call.args), _Misfit(donated=[0]))
-    )
+    graph = _Misfit(donated=[0])
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(list(call.args), graph))
     removed: list[object] = []
-    engine = runtime.engine()
-    monkeypatch.setattr(engine, "given_away", lambda args: [], raising=False)
     monkeypatch.setattr(
-        engine, "remove_graph", lambda function, graph: removed.append(graph), raising=False
+        runtime.engine(), "remove_graph", lambda function, graph: removed.append(graph), raising=False
     )
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     entry = [call(partition, None) for _ in range(2)][-1]
-    entry.audits.suspects = (0,)
-    for _ in range(20):
-        assert call(partition, None) is entry
-    assert not removed
-    entry.audits.suspects = ()
-    call(partition, None)
-    assert removed == [entry.graph]
+    entry.audits.suspects = (3,)
+    for _ in range(7):
+        assert call(partition, None).state is State.CAPTURED
+    assert call(partition, None) is entry
+    assert removed == [graph]
+    assert (entry.state, entry.graph, entry.audits.failed) == (State.REFUSED, None, 1)
+    assert entry.reason.startswith("an audit found result 3 to differ")
+    assert "did not fit" in entry.reason
 
 
 def test_a_forwards_gradients_are_those_of_its_dense_inputs_on_the_gpu(

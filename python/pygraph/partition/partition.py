@@ -216,8 +216,10 @@ class Partition:
     ) -> None:
         if entry.state is State.CAPTURED:
             self._selector.install(entry)  # a recheck that was due can wait
-        if not entry.donation.note_misfit(graph.replays) or entry.audits.suspects:
-            return  # what an audit has found wrong is checked first, in a call that fits
+        if not entry.donation.note_misfit(graph.replays):
+            return
+        if entry.audits.suspects:
+            return audit.drop_suspected(self, entry, args)
         are_given_away = unservable_calls.are_given_away(args, graph)
         fresh = Entry(
             donation=entry.donation.anew(are_given_away, graph.replays),
