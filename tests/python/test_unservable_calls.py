@@ -116,15 +116,9 @@ def test_a_signature_that_is_recorded_again_does_not_wait_again(
         return Attempt(list(call.args), _Misfit(donated=[0]))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
-    prices = iter([2.0, 2.5, 3.0, 3.5])  # of recordings, which take longer than was assumed
-    price = [2.0]
-
-    def seconds_to_wait(self: object, *args: object, **kwargs: object) -> float:
-        if recordings:
-            price[0] = next(prices, price[0])
-        return price[0]
-
-    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", seconds_to_wait)
+    # Recordings take longer than was assumed.
+    price = lambda self, *args, **kwargs: 2.0 + len(recordings)  # noqa: E731
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", price)
     engine = runtime.engine()
     groups = [SimpleNamespace(positions=[0])]
     monkeypatch.setattr(engine, "given_away", lambda args: groups, raising=False)
