@@ -20,9 +20,10 @@ from pygraph.partition.call import Call
 from pygraph.partition.partition import Partition
 from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.partition.selector import Selector
-from pygraph.partition.signature import Pending, State
+from pygraph.partition.signature import Entry, Pending, State
 from pygraph.record import recorder, stream_capture
 from pygraph.record.recorder import Recording
+from pygraph.select.trial import REPLAYED, UNCAPTURED, Trial
 
 from .fake_engine import FakeGraph, StandIns
 from .stand_ins import INFO, call
@@ -132,25 +133,54 @@ def test_a_signature_that_is_recorded_again_does_not_wait_again(
     assert second - first == 9  # after eight that did not fit
 
 
-def test_a_graph_that_an_audit_suspects_and_no_call_can_check_is_reported(
-    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_suspected_graph_that_no_call_can_check_is_recorded_anew_with_a_report(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It may be right: what differs may be left to chance."""
     graph = _Misfit(donated=[0])
     monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(list(call.args), graph))
     removed: list[object] = []
+    engine = runtime.engine()
+    monkeypatch.setattr(engine, "given_away", lambda args: [], raising=False)
     monkeypatch.setattr(
-        runtime.engine(), "remove_graph", lambda function, graph: removed.append(graph), raising=False
+        engine, "remove_graph", lambda function, graph: removed.append(graph), raising=False
     )
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     entry = [call(partition, None) for _ in range(2)][-1]
     entry.audits.suspects = (3,)
+    caplog.clear()
     for _ in range(7):
-        assert call(partition, None).state is State.CAPTURED
-    assert call(partition, None) is entry
+        assert call(partition, None) is entry
+    assert not caplog.records
+    fresh = call(partition, None)
     assert removed == [graph]
-    assert (entry.state, entry.graph, entry.audits.failed) == (State.REFUSED, None, 1)
-    assert entry.reason.startswith("an audit found result 3 to differ")
-    assert "did not fit" in entry.reason
+    assert (fresh.state, fresh.graph) == (State.UNCAPTURED, None)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "an audit found result 3 to differ" in warning
+
+
+def test_a_trial_does_not_replay_a_graph_that_another_thread_found_suspect(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did so between this thread's look at the audits and the trial's call."""
+    graph = FakeGraph()
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(list(call.args), graph))
+    partition = Partition(lambda args: list(args), INFO, Options(select="always"))
+    entry = [call(partition, None) for _ in range(2)][-1]
+    entry.measure(Trial({UNCAPTURED: 0, REPLAYED: 0}))
+    trial_call = Selector.run_trial_call
+
+    def found_meanwhile(selector: Selector, key: bytes, entry: Entry, args: list[Any]) -> Any:
+        entry.audits.suspects = (0,)
+        return trial_call(selector, key, entry, args)
+
+    made: list[str] = []
+    monkeypatch.setattr(Selector, "run_trial_call", found_meanwhile)
+    monkeypatch.setattr(
+        Selector, "_try", lambda self, key, entry, trial, args: made.append("trial") or ["replayed"]
+    )
+    assert partition._miss([None]) == [None]
+    assert not made
 
 
 def test_a_forwards_gradients_are_those_of_its_dense_inputs_on_the_gpu(

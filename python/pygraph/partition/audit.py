@@ -65,12 +65,6 @@ def postpone(entry: Entry) -> None:
         graph.audit_at = 0
 
 
-def drop_suspected(host: Host, entry: Entry, args: list[Any]) -> None:
-    """Drops a graph that an audit suspects, and whose calls do not fit it any more. Needs the record
-    lock."""
-    _Audit(host, entry, args).drop("its calls did not fit it since, so no thorough check was possible")
-
-
 def call(host: Host, entry: Entry, args: list[Any]) -> Sequence[Any]:
     """A call of a graph whose audit is due. Raises only what the uncaptured function raises."""
 
@@ -184,7 +178,7 @@ class _Audit:
         if result.is_transient:  # the next call tries again; until then no call is replayed
             audits.extra += self._graph.replays - before
         elif result.failure:
-            self.drop(result.failure)
+            self._drop(result.failure)
         else:
             audits.extra += self._graph.replays - before - 1
             audits.suspects = ()
@@ -207,7 +201,7 @@ class _Audit:
             return rehearsal if rehearsal.visible == replay.visible else None
         except Exception as error:
             signal_exceptions.pass_on(error)
-            self.drop(f"no thorough check was possible: {runtime.brief(error)}")
+            self._drop(f"no thorough check was possible: {runtime.brief(error)}")
             return None
 
     def _note_good(self) -> None:
@@ -216,7 +210,7 @@ class _Audit:
         audits.good_at = graph.replays
         graph.audit_at = audits.due_at(graph.replays)
 
-    def drop(self, failure: str) -> None:
+    def _drop(self, failure: str) -> None:
         """Drops a graph that is wrong, or that cannot be checked."""
         audits = self.entry.audits
         runtime.engine().remove_graph(self.host.callable, self._graph)

@@ -218,8 +218,6 @@ class Partition:
             self._selector.install(entry)  # a recheck that was due can wait
         if not entry.donation.note_misfit(graph.replays):
             return
-        if entry.audits.suspects:
-            return audit.drop_suspected(self, entry, args)
         are_given_away = unservable_calls.are_given_away(args, graph)
         fresh = Entry(
             donation=entry.donation.anew(are_given_away, graph.replays),
@@ -229,9 +227,11 @@ class Partition:
         with self._lock:
             if self.entries.get(key) is entry:
                 self.entries[key] = fresh
-        runtime.note(
-            logging.INFO, "%s: recorded anew, because calls did not fit its graph", self.info.name
-        )
+        name, suspects = self.info.name, entry.audits.suspects
+        runtime.note(logging.INFO, "%s: recorded anew, because calls did not fit its graph", name)
+        if suspects:
+            text = "%s: an audit found result %d to differ, and no later call could check the graph"
+            runtime.note(logging.WARNING, text, name, suspects[0])
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
         lengths = tuple_arguments.lengths_of(args)

@@ -114,7 +114,8 @@ class Selector:
         def body(undo: Undo) -> Sequence[Any]:
             if not runtime.record_lock.take(undo):
                 return self._host.uncaptured(args)  # another thread measures or records
-            if entry.selection.trial is None:  # decided by another thread meanwhile
+            # Another thread may have decided, or have found the graph suspect, meanwhile.
+            if entry.selection.trial is None or entry.audits.suspects:
                 return self._host.uncaptured(args)
             if runtime.engine().needs_new_executable():  # for a profile: replays are slow
                 return self._host.uncaptured(args)
