@@ -56,7 +56,7 @@ void bind_captured_graph(py::module_& m) {
            })
       .def("gives_away",
            [](const CapturedGraph& graph, const py::list& arguments) {
-             return graph.plan().gives_away(arguments.ptr(), 1);
+             return graph.gives_away(arguments.ptr(), 1);
            })
       .def("join_saved",
            [](const CapturedGraph& graph, py::list& outputs) { graph.join_saved(outputs.ptr()); })

@@ -193,6 +193,16 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   if (launch.donated) ++donated_replays;
 }
 
+// Memory cannot wait for a stream that may be destroyed before.
+bool CapturedGraph::gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const {
+  return stream.is_permanent && plan_.gives_away(arguments, holders);
+}
+
+bool CapturedGraph::gives_away(PyObject* arguments, Py_ssize_t holders) const {
+  const c10::OptionalDeviceGuard guard(device_);
+  return gives_away(call_stream(), arguments, holders);
+}
+
 PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poison,
                                 const std::optional<at::Generator>& generator,
                                 const GradientOwners& gradients, const OwnInputs* own) {
@@ -201,8 +211,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   const c10::OptionalDeviceGuard guard(device_);
   Launch launch;
   launch.stream = call_stream();
-  // Memory cannot wait for a stream that may be destroyed before.
-  launch.donated = launch.stream.is_permanent && plan_.gives_away(arguments, holders);
+  launch.donated = gives_away(launch.stream, arguments, holders);
   const bool may_keep = holders == 0 && poison >= 0;  // asked for, by verification
   if (!launch.donated && plan_.may_donate() && !may_keep) {
     throw NotGivenAway("somebody holds an argument whose memory the graph was to use");

@@ -95,6 +95,8 @@ class CapturedGraph {
   c10::Device device() const { return device_; }
   // The memory that a launch allocates, and the arguments that it may overwrite.
   const MemoryPlan& plan() const { return plan_; }
+  // Whether a replay on the current stream could use the memory of these arguments; as replay().
+  bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
   // The sources of a replay's random numbers; empty if it draws none.
   std::vector<int> random_arguments() const { return random_.sources(); }
   // Whether the next call is to be audited, and not replayed (python/pygraph/partition/audit.py).
@@ -128,6 +130,7 @@ class CapturedGraph {
                                                              LinkedGraph linked);
   std::unique_ptr<Replica> new_replica() const;
   CallStream call_stream() const;
+  bool gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const;
   void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);
 
   const Driver& driver_;

@@ -11,7 +11,7 @@ import torch
 import pygraph
 from pygraph import runtime
 
-from .support import captured, compiled, randn, watchdog
+from .support import assert_same, captured, compiled, randn, uncaptured, watchdog
 
 _SECOND = 2_000_000_000  # clock cycles of torch.cuda._sleep, about
 
@@ -65,6 +65,47 @@ def test_streams_that_the_program_destroys() -> None:
         assert torch.equal(model(x), expected)
     pygraph.reset()
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("begins_there", [False, True])
+def test_a_training_step_on_a_stream_of_the_programs_own(begins_there: bool) -> None:
+    """Its backward's graph leaves the memory of what was saved alone: nothing may wait for a stream that
+    the program may destroy."""
+    torch.manual_seed(1)
+    module = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh()) for _ in range(4))
+    ).cuda()
+    model = compiled(module)
+    inputs = [randn(1024, 1024) for _ in range(3)]
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        module.zero_grad()
+        model(x).square().mean().backward()
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    with uncaptured():
+        expected = [step(x) for x in inputs]
+    handle = _create_stream()
+    for i in range(0 if begins_there else 6):
+        assert_same(step(inputs[i % 3]), expected[i % 3])
+    torch.cuda.synchronize()
+    stream = torch.cuda.ExternalStream(handle)
+    with torch.cuda.stream(stream):
+        for i in range(30):
+            assert_same(step(inputs[i % 3]), expected[i % 3])
+    stream.synchronize()
+    (row,) = [row for row in pygraph.stats() if row.name.startswith("backward")]
+    assert (row.state, row.reason) == ("captured", "")
+    (graph,) = [
+        entry.graph
+        for partition in list(runtime.partitions)
+        if partition.info.is_backward
+        for entry in partition.entries.values()
+    ]
+    assert graph is not None and not graph.donated and graph.replays > 10
+    pygraph.reset()
+    torch.cuda.synchronize()
+    _destroy_stream(handle)
 
 
 @pytest.mark.parametrize("calls", [1, 2, 5])

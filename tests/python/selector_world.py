@@ -36,6 +36,9 @@ class FakePartition:
     def install(self, graph: Any, calls_per_recheck: int) -> None:
         self.installed.append((graph, calls_per_recheck))
 
+    def note_trial(self, entry: Entry) -> None:
+        pass
+
     def refuse(self, entry: Entry, reason: str) -> None:
         self.refused = reason
         entry.refuse(reason, 0)

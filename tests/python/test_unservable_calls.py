@@ -155,6 +155,10 @@ def test_a_suspected_graph_that_no_call_can_check_is_recorded_anew_with_a_report
     fresh = call(partition, None)
     assert removed == [graph]
     assert (fresh.state, fresh.graph) == (State.UNCAPTURED, None)
+    (key,) = partition.entries
+    for _ in range(8):  # calls of another thread, which has looked at the entry before
+        partition._unservable_call(key, entry, [None])
+    assert partition.entries[key] is fresh
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "an audit found result 3 to differ" in warning
 

@@ -225,7 +225,7 @@ def test_inputs_that_nobody_sees_after_the_call_are_no_results(
     recording = Recording(FakeGraph(), StandIns(), [], given_away=frozenset({0}))
     args = [torch.ones(1), torch.full((1,), 2.0)]
     rehearsal = Rehearsal(lambda args: [torch.zeros(1)], args, recording, frozenset({0, 1}))
-    assert [int(result) for result in rehearsal.call()[1]] == [0, 2]
+    assert [int(result) for result in rehearsal.results_of_call(rehearsal.call())] == [0, 2]
 
 
 @pytest.mark.usefixtures("stream")

@@ -26,6 +26,7 @@ from pygraph.callables.host.kinds import is_of
 from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.saved_tensors import CONSTANT, EMPTY, STATE, Place, Saved, address_of, run_on
 from pygraph.callables.step_function import NotGraphable
+from pygraph.gpu import current
 from pygraph.undoing import Undo, undoing
 
 # Results of these share memory, but no element.
@@ -234,7 +235,4 @@ def stream_of(device: torch.device) -> Stream:
     if device.type != "cuda":
         return Stream(0, True)
     stream = torch.cuda.current_stream(device)
-    # PyTorch's numbers of streams: 0 is the default stream, odd ones are those that it keeps for good,
-    # others are handles of streams that it has not made (c10/cuda/CUDAStream.cpp).
-    number = stream.stream_id
-    return Stream(stream.cuda_stream, number == 0 or number % 2 != 0)
+    return Stream(stream.cuda_stream, current.lasts(stream))

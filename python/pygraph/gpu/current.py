@@ -21,6 +21,20 @@ def use_device(index: int, undo: Undo) -> None:
     torch.cuda._exchange_device(index)
 
 
+def lasts(stream: torch.cuda.Stream) -> bool:
+    """Whether PyTorch keeps the stream for good. Others may be destroyed while memory waits for it."""
+    # PyTorch's numbers of streams: 0 is the default stream, odd ones are those that it keeps for good,
+    # others are handles of streams that it has not made (c10/cuda/CUDAStream.cpp).
+    number = stream.stream_id
+    return number == 0 or number % 2 != 0
+
+
+def stream_lasts(device: int | None = None) -> bool:
+    """The same of the current stream."""
+    is_initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not is_initialized or lasts(torch.cuda.current_stream(device))
+
+
 def use_stream(stream: torch.cuda.Stream, undo: Undo) -> None:
     """The same for a stream of the current device."""
     undo.append(functools.partial(torch.cuda.set_stream, torch.cuda.current_stream()))

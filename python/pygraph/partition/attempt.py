@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import runtime, signal_exceptions, uncapturable
-from pygraph.gpu import allocator
+from pygraph.gpu import allocator, current
 from pygraph.partition.call import Call
 from pygraph.partition.signature import Pending
 from pygraph.record import recorder, stream_capture
@@ -80,7 +80,7 @@ def _may_pass(failed: Attempt, call: Call) -> bool:
 def _record_and_link(
     call: Call, written: set[int], hidden: HiddenCapture | None
 ) -> recorder.Recording | Attempt:
-    can_donate = call.info.is_backward and call.may_donate
+    can_donate = call.info.is_backward and call.may_donate and current.stream_lasts(call.info.device)
     try:
         recording = recorder.record(
             recorder.Request(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pygraph import _engine
 
 _T = TypeVar("_T")
+# Calls of a suspected graph that have other results than the audited call, until it is recorded anew.
+_MOST_UNCHECKABLE = 8
 
 
 def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0) -> Audits:
@@ -50,15 +52,27 @@ def is_due(entry: Entry) -> bool:
     graph = entry.graph
     if graph is None or not graph.is_audit_due:
         return False
-    audits = entry.audits
-    is_first = audits.is_among_first(graph.replays) or len(audits.suspects) > 0
-    return entry.state is State.CAPTURED or (entry.state is State.MEASURING and is_first)
+    if entry.state is State.CAPTURED:
+        return True
+    # A trial's replays count for the schedule. Its end waits only for audits that may not wait.
+    return entry.state is State.MEASURING and (_is_unproven(entry, graph) or graph.audit_at == 0)
+
+
+def _is_unproven(entry: Entry, graph: _engine.CapturedGraph) -> bool:
+    """Whether the graph may serve no call before its next audit."""
+    return len(entry.audits.suspects) > 0 or entry.audits.is_among_first(graph.replays)
+
+
+def must_come_first(entry: Entry) -> bool:
+    """Whether calls run uncaptured until the audit that is due has been made."""
+    graph = entry.graph
+    return graph is not None and (entry.state is State.MEASURING or _is_unproven(entry, graph))
 
 
 def postpone(entry: Entry) -> None:
-    """Postpones an audit that is due and not possible in this call. A suspected graph stays unused."""
+    """Postpones an audit that is due and not possible in this call, unless it must come first."""
     graph = entry.graph
-    if graph is None:
+    if graph is None or entry.state is State.MEASURING or entry.audits.is_among_first(graph.replays):
         return
     graph.audit_at = entry.audits.soon(graph.replays)
     if entry.audits.suspects:  # checked last: another thread may just have found suspects
@@ -71,7 +85,7 @@ def call(host: Host, entry: Entry, args: list[Any]) -> Sequence[Any]:
     def body(undo: Undo) -> Sequence[Any] | None:
         if not runtime.record_lock.take(undo):
             postpone(entry)
-            return host.uncaptured(args) if entry.audits.suspects else None
+            return host.uncaptured(args) if must_come_first(entry) else None
         if not is_due(entry):
             return None  # another thread was first
         current.use_device(host.info.device, undo)
@@ -102,7 +116,7 @@ class _Audit:
         is_over = False
 
         def be_due() -> None:
-            if not is_over and graph.audit_at is None:
+            if not is_over and (graph.audit_at is None or self.entry.audits.suspects):
                 graph.audit_at = 0
 
         undo.append(be_due)
@@ -189,7 +203,8 @@ class _Audit:
         try:
             replay = AuditReplay(self.host, self.entry, self.args)
             if replay.visible != self.entry.audits.visible:
-                return None  # the call gives away what the other one kept, or the reverse
+                self._note_uncheckable()
+                return None
             recording = Recording(
                 graph=self._graph,
                 pair=None,
@@ -203,6 +218,13 @@ class _Audit:
             signal_exceptions.pass_on(error)
             self._drop(f"no thorough check was possible: {runtime.brief(error)}")
             return None
+
+    def _note_uncheckable(self) -> None:
+        """The call has other results than the audited one: it gives away what that one kept, say."""
+        audits = self.entry.audits
+        audits.uncheckable += 1
+        if audits.uncheckable == _MOST_UNCHECKABLE:
+            self.host.record_anew(self.entry, self.entry.donation.is_allowed)
 
     def _note_good(self) -> None:
         graph, audits = self._graph, self.entry.audits

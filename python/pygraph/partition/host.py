@@ -41,5 +41,12 @@ class Host(Protocol):
     def install(self, graph: _engine.CapturedGraph, calls_per_recheck: int) -> None:
         """Lets the engine replay the graph; after so many calls it asks again (0: never)."""
 
+    def record_anew(self, entry: Entry, may_donate: bool) -> None:
+        """Drops a graph, so that later calls record the signature again. may_donate: whether its next
+        graph may use the memory of arguments that calls give away. The record lock is held."""
+
+    def note_trial(self, entry: Entry) -> None:
+        """The entry's graph is on trial: drops the graphs of older trials where there are many."""
+
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
         """Leaves the signature uncaptured: for good, or for many calls if memory was short."""

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 # Signatures remembered after one call. Shapes that do not repeat must not fill the memory.
 _MAX_SEEN = 4096
+# Graphs that may be on trial at a time, if the option ``max_graphs`` allows fewer.
+_LEAST_TRIALS = 8
 
 
 class Partition:
@@ -196,7 +198,7 @@ class Partition:
 
     def _profiled_call(self, entry: Entry | None, args: list[Any]) -> Sequence[Any]:
         """Runs uncaptured, unless there is a graph: profiles show its replays, and no audit."""
-        if entry is None or not audit.is_due(entry) or entry.audits.suspects:
+        if entry is None or not audit.is_due(entry) or audit.must_come_first(entry):
             return self.uncaptured(args)
         audit.postpone(entry)
         return self.callable(args)
@@ -204,34 +206,39 @@ class Partition:
     def _unservable_call(self, key: bytes, entry: Entry, args: list[Any]) -> Sequence[Any]:
 
         def body(undo: Undo) -> None:
-            if runtime.record_lock.take(undo) and entry.graph is not None:  # no other thread was first
-                with runtime.harmless("counting a call that does not fit"):
-                    self._note_unservable(key, entry, entry.graph, args)
+            if not runtime.record_lock.take(undo):
+                return
+            graph = entry.graph
+            if graph is None or self.entries.get(key) is not entry:
+                return  # another thread was first
+            with runtime.harmless("counting a call that does not fit"):
+                if entry.donation.note_misfit(graph.replays):
+                    self.record_anew(entry, unservable_calls.are_given_away(args, graph))
 
         undoing(body)
         return self.uncaptured(args)
 
-    def _note_unservable(
-        self, key: bytes, entry: Entry, graph: _engine.CapturedGraph, args: list[Any]
-    ) -> None:
-        if entry.state is State.CAPTURED:
-            self._selector.install(entry)  # a recheck that was due can wait
-        if not entry.donation.note_misfit(graph.replays):
-            return
-        are_given_away = unservable_calls.are_given_away(args, graph)
+    def record_anew(self, entry: Entry, may_donate: bool) -> None:
+        assert entry.graph is not None
         fresh = Entry(
-            donation=entry.donation.anew(are_given_away, graph.replays),
+            donation=entry.donation.anew(may_donate, entry.graph.replays),
             recording=RecordingState(wait_seconds=math.inf),  # it has waited
         )
-        runtime.engine().remove_graph(self.callable, graph)
+        runtime.engine().remove_graph(self.callable, entry.graph)
         with self._lock:
-            if self.entries.get(key) is entry:
-                self.entries[key] = fresh
-        name, suspects = self.info.name, entry.audits.suspects
-        runtime.note(logging.INFO, "%s: recorded anew, because calls did not fit its graph", name)
+            for key, known in self.entries.copy().items():
+                if known is entry:
+                    self.entries[key] = fresh
+        text = "%s: recorded anew, because calls did not fit its graph"
+        runtime.note(logging.INFO, text, self.info.name)
+        self._report_unchecked(entry)
+
+    def _report_unchecked(self, entry: Entry) -> None:
+        """Of a graph that is dropped: whether an audit had found it suspect."""
+        suspects = entry.audits.suspects
         if suspects:
             text = "%s: an audit found result %d to differ, and no later call could check the graph"
-            runtime.note(logging.WARNING, text, name, suspects[0])
+            runtime.note(logging.WARNING, text, self.info.name, suspects[0])
 
     def _call_unpacked(self, args: list[Any]) -> Sequence[Any]:
         lengths = tuple_arguments.lengths_of(args)
@@ -277,9 +284,28 @@ class Partition:
             most = self._options.max_graphs
             dropped = runtime.engine().add_graph(self.callable, graph, most, calls_per_recheck)
             self._policy.note_dropped(len(dropped))
-            for key, entry in self.entries.copy().items():
-                if any(entry.graph is old for old in dropped):
-                    del self.entries[key]
+            makes_room = [
+                (key, entry)
+                for key, entry in self.entries.copy().items()
+                if any(entry.graph is old for old in dropped)
+            ]
+            for key, entry in makes_room:
+                del self.entries[key]
+                self._report_unchecked(entry)
+
+    def note_trial(self, entry: Entry) -> None:
+        with self._lock:
+            trials = [
+                (key, other)
+                for key, other in self.entries.copy().items()
+                if other.state is State.MEASURING and other is not entry
+            ]
+            most = max(self._options.max_graphs, _LEAST_TRIALS)
+            makes_room = trials[: max(0, len(trials) + 1 - most)]
+            self._policy.note_dropped(len(makes_room))
+            for key, other in makes_room:
+                del self.entries[key]
+                self._report_unchecked(other)
 
     def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
         is_new = entry.state is not State.REFUSED or entry.reason != reason

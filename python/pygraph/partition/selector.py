@@ -82,7 +82,10 @@ class Selector:
     def begin_trial_or_install(self, entry: Entry) -> None:
         """Uses the entry's verified graph, or begins its trial."""
         self._keep_suspects(entry)
-        is_open = self._mode == "auto" and entry.selection.decision is None
+        # Where each call is audited, none is replayed alone.
+        is_open = (
+            self._mode == "auto" and entry.selection.decision is None and entry.audits.interval != 1
+        )
         with self._refusing(entry, "its selection"):
             if is_open and self._graphs_in_a_row < _AGREEING_TRIALS:
                 self._begin(entry)
@@ -127,6 +130,7 @@ class Selector:
         """Begins a trial. Until it ends, the engine does not replay the graph."""
         self._remove_graph(entry)
         entry.measure(Trial({UNCAPTURED: 0, REPLAYED: entry.persistent_bytes}))
+        self._host.note_trial(entry)
 
     def _try(self, key: bytes, entry: Entry, trial: Trial, args: list[Any]) -> Sequence[Any]:
         with runtime.harmless("making room for a trial"):

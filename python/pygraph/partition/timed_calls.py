@@ -61,8 +61,11 @@ def _timed_replay(
         return found
     except torch.OutOfMemoryError:
         pass
-    except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway):
-        return None  # this call only
+    except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway) as error:
+        if entry.selection.trial is not None and entry.selection.trial.note_not_started():
+            runtime.engine().remove_graph(host.callable, graph)
+            host.refuse(entry, "no call of its trial could be replayed: " + runtime.first_line(error))
+        return None
     except Exception as error:
         signal_exceptions.pass_on(error)
         runtime.engine().remove_graph(host.callable, graph)

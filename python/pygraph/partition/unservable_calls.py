@@ -2,8 +2,9 @@
 
 A backward's graph may use the memory of arguments that calls give away (bindings/tensors/donation.h).
 It is verified with that memory only, so it cannot serve a call that retains them: the program holds an
-activation, or calls backward with ``retain_graph``. Nor can it serve a call whose arguments have other
-storages: what a forward's graph saves may lie together in blocks (bindings/tensors/saved_blocks.h).
+activation, or calls backward with ``retain_graph``. Nor a call on a stream that the program may
+destroy, or whose arguments have other storages: what a forward's graph saves may lie together in
+blocks (bindings/tensors/saved_blocks.h).
 
 If there are many such calls, the signature is recorded again: as such calls are, if they give their
 arguments away in other storages, else for a graph that does not use the memory of its arguments.
@@ -15,6 +16,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from pygraph import runtime
+from pygraph.gpu import current
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -66,6 +68,9 @@ def fits(args: list[Any], graph: _engine.CapturedGraph) -> bool:
 
 
 def are_given_away(args: list[Any], graph: _engine.CapturedGraph) -> bool:
-    """Whether only the call holds the arguments whose memory the graph uses, in whatever storages."""
+    """Whether only the call holds the arguments whose memory the graph uses, in whatever storages, and
+    whether its stream lasts."""
+    if not current.stream_lasts():
+        return False
     groups = runtime.engine().given_away(args)
     return {i for tensors in groups for i in tensors.positions}.issuperset(graph.donated)

@@ -31,6 +31,7 @@ _EQUAL = 0.01  # of a time; differences below are none
 _CLEAR = 0.9  # so much faster that one sample tells
 _FIRST_VERDICT, _LAST_ROUND = 4, 8  # rounds; each calls every variant once
 _MOST_WITHOUT_ROOM = 3  # calls that find no memory
+_MOST_NOT_STARTED = 50  # calls in a row that cannot be replayed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Trial:
         self._warm: set[str] = set()
         self._round = 0
         self._without_room = 0
+        self._not_started = 0  # in a row
         self._left = list(memory)
 
     @property
@@ -113,8 +115,15 @@ class Trial:
         self._without_room += 1
         return self._without_room >= _MOST_WITHOUT_ROOM
 
+    def note_not_started(self) -> bool:
+        """Counts a call that could not be replayed, for its stream say. Returns whether there were too
+        many in a row. (Each waits for its stream.)"""
+        self._not_started += 1
+        return self._not_started >= _MOST_NOT_STARTED
+
     def add(self, sample: Sample) -> Decision | None:
         """Adds the sample of the call that ``variant`` and ``sleep`` described."""
+        self._not_started = 0
         name = self._left[0]
         if name in self._warm:
             self._samples[name].append(sample)

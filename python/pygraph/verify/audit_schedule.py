@@ -33,6 +33,7 @@ class Audits:
     latency: float = 0.0  # of one replay, in seconds
     suspects: Sequence[int] = ()  # results that differ; the next call is checked thoroughly
     visible: Sequence[int] = ()  # the written inputs among the results in which `suspects` count
+    uncheckable: int = 0  # calls that could not be compared with the audited one
     since_good: int = 0  # replays from the last good audit to the one that failed
 
     def due_at(self, replays: int) -> int | None:

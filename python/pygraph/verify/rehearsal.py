@@ -69,6 +69,7 @@ class Rehearsal:
         self._generators = recording.generators
         self._offsets = [generator.get_offset() for generator in self._generators]
         self._is_call_begun = False
+        self._kept: dict[int, Any] = {}  # inputs that the call has written, once it is made
 
     def _give_memory_back(self) -> None:
         """Empties the allocator's cache: runs with and without donated memory need pieces of different
@@ -100,8 +101,8 @@ class Rehearsal:
 
         return replay
 
-    def call(self) -> tuple[Sequence[Any], list[torch.Tensor]]:
-        """Makes the call. Returns its outputs, and all its results. Consumes the inputs."""
+    def call(self) -> Sequence[Any]:
+        """Makes the call. Returns its outputs. Consumes the inputs."""
         self.recording.graph.release_workspace()  # not to be held beside what the call allocates
         self._give_memory_back()
         if not allocator.make_room(self._at_stake):  # nor what other graphs keep, where memory is short
@@ -111,9 +112,17 @@ class Rehearsal:
         if self._device is not None:
             self._move(self._device)
             self._waiting = []
-        kept = {i: self._args[i] for i in self.visible}
-        outputs = undoing(self._make_call)
-        return outputs, self._results(outputs, kept)
+        self._kept = {i: self._args[i] for i in self.visible}
+        return undoing(self._make_call)
+
+    def results_of_call(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
+        """All results of the call, which has been made: some may be copied, for which memory may be
+        short."""
+        return self._results(outputs, self._kept)
+
+    def result_count(self, outputs: Sequence[Any]) -> int:
+        """How many results the call has."""
+        return len(_tensors((*outputs, *self._kept.values())))
 
     def _make_call(self, undo: Undo) -> list[Any]:
         runtime.begin_comparing(undo)
@@ -228,7 +237,7 @@ class Rehearsal:
     ) -> list[torch.Tensor]:
         """All results that the program can see: the outputs, then the inputs that were written."""
         written = [args[i] for i in self.visible]
-        tensors = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor)]
+        tensors = _tensors((*outputs, *written))
         return [
             t
             if t.is_cuda and not (t.is_conj() or t.is_neg())
@@ -239,3 +248,7 @@ class Rehearsal:
     def _set_offsets(self) -> None:
         for generator, offset in zip(self._generators, self._offsets, strict=True):
             generator.set_offset(offset)
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -50,7 +50,8 @@ class Verification:
     """The result of a verification.
 
     outputs: the call's results. failure: why the graph must not be used, or empty.
-    is_transient: whether it failed because the graph could not be replayed on this call's stream yet.
+    is_transient: whether it failed because the graph could not be replayed in this call: on its stream,
+        or because its arguments are not given away there.
     suspects: positions of results that differ, so that only a thorough check can decide.
     executable_bytes: device memory of the executable graph, as far as it could be measured.
     """
@@ -118,12 +119,13 @@ def quick_check(rehearsal: Rehearsal, kept: Decision | None = None) -> Verificat
     except Exception as error:
         signal_exceptions.pass_on(error)
         failed = _failed(error)
-    outputs, results = rehearsal.call()
+    outputs = rehearsal.call()
     if failed is not None:
         return dataclasses.replace(failed, outputs=outputs)
     if mismatches:
-        return Verification(outputs, _describe_mismatches(mismatches, known, len(results)))
+        return Verification(outputs, _describe_mismatches(mismatches, known, len(seen.results)))
     try:
+        results = rehearsal.results_of_call(outputs)
         suspects = [i for i in seen.differing(results) if i not in known]
         return Verification(outputs, suspects=suspects)
     except Exception as error:
@@ -222,12 +224,13 @@ def thorough_check(rehearsal: Rehearsal, suspects: Sequence[int]) -> Verificatio
     except Exception as error:
         signal_exceptions.pass_on(error)
         failed = _failed(error)
-    outputs, results = rehearsal.call()
+    outputs = rehearsal.call()
     if failed is not None:
         return dataclasses.replace(failed, outputs=outputs)
     if not mismatches:
         return Verification(outputs)
-    return Verification(outputs, _describe_mismatches(mismatches, suspects, len(results)))
+    count = rehearsal.result_count(outputs)
+    return Verification(outputs, _describe_mismatches(mismatches, suspects, count))
 
 
 def _describe_mismatches(mismatches: Sequence[Mismatch], suspects: Sequence[int], results: int) -> str:
@@ -279,7 +282,8 @@ def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]
 
 def _failed(error: Exception) -> Verification:
     """Without the call's results. Does not keep the error, whose frames hold memory."""
-    is_transient = isinstance(error, runtime.engine().StreamNotReady)
+    engine = runtime.engine()
+    is_transient = isinstance(error, (engine.StreamNotReady, engine.NotGivenAway))
     return Verification((), _describe(error), is_transient)
 
 
