@@ -48,13 +48,13 @@ def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0)
 
 
 def is_due(entry: Entry) -> bool:
-    """Whether the entry's graph is in use, and its next call is to be audited."""
+    """Whether the next call of the entry's graph is to be audited. A graph on trial has those audits only
+    that may not wait: the trial's replays count for the schedule."""
     graph = entry.graph
     if graph is None or not graph.is_audit_due:
         return False
     if entry.state is State.CAPTURED:
         return True
-    # A trial's replays count for the schedule. Its end waits only for audits that may not wait.
     return entry.state is State.MEASURING and (_is_unproven(entry, graph) or graph.audit_at == 0)
 
 
