@@ -39,9 +39,9 @@ class FakePartition:
     def note_trial(self, entry: Entry) -> None:
         pass
 
-    def refuse(self, entry: Entry, reason: str) -> None:
+    def refuse(self, entry: Entry, reason: str, calls_until_retry: int = 0) -> None:
         self.refused = reason
-        entry.refuse(reason, 0)
+        entry.refuse(reason, calls_until_retry)
 
     written: frozenset[int] = frozenset({2, 1})
     draws = True

@@ -48,31 +48,28 @@ def schedule(graph: _engine.CapturedGraph, interval: int | None, first: int = 0)
 
 
 def is_due(entry: Entry) -> bool:
-    """Whether the next call of the entry's graph is to be audited. A graph on trial has those audits only
-    that may not wait: the trial's replays count for the schedule."""
+    """Whether the next call of the entry's graph is to be audited. A graph on trial has only those
+    audits that may not wait: the trial's replays count for the schedule."""
     graph = entry.graph
     if graph is None or not graph.is_audit_due:
         return False
-    if entry.state is State.CAPTURED:
-        return True
-    return entry.state is State.MEASURING and (_is_unproven(entry, graph) or graph.audit_at == 0)
-
-
-def _is_unproven(entry: Entry, graph: _engine.CapturedGraph) -> bool:
-    """Whether the graph may serve no call before its next audit."""
-    return len(entry.audits.suspects) > 0 or entry.audits.is_among_first(graph.replays)
+    return entry.state is State.CAPTURED or (entry.state is State.MEASURING and must_come_first(entry))
 
 
 def must_come_first(entry: Entry) -> bool:
-    """Whether calls run uncaptured until the audit that is due has been made."""
-    graph = entry.graph
-    return graph is not None and (entry.state is State.MEASURING or _is_unproven(entry, graph))
+    """Whether the graph may serve no call before the audit that is due: it is suspected, or another one
+    was found wrong; the call is one of its first, or each is to be audited."""
+    graph, audits = entry.graph, entry.audits
+    if graph is None:
+        return False
+    is_urgent = graph.audit_at == 0 or len(audits.suspects) > 0
+    return is_urgent or audits.interval == 1 or audits.is_among_first(graph.replays)
 
 
 def postpone(entry: Entry) -> None:
     """Postpones an audit that is due and not possible in this call, unless it must come first."""
     graph = entry.graph
-    if graph is None or entry.state is State.MEASURING or entry.audits.is_among_first(graph.replays):
+    if graph is None or must_come_first(entry):
         return
     graph.audit_at = entry.audits.soon(graph.replays)
     if entry.audits.suspects:  # checked last: another thread may just have found suspects
@@ -120,7 +117,8 @@ class _Audit:
                 graph.audit_at = 0
 
         undo.append(be_due)
-        graph.audit_at = None  # other threads go on
+        if not must_come_first(self.entry):
+            graph.audit_at = None  # other threads go on
         outputs = self._quick_check()
         is_over = True
         return outputs
@@ -155,6 +153,7 @@ class _Audit:
         if suspects:
             audits.since_good = self._graph.replays - 1 - audits.good_at
             audits.suspects, audits.visible = suspects, replay.visible
+            audits.uncheckable = 0
             self._graph.audit_at = 0
         else:
             self._note_good()

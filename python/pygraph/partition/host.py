@@ -48,5 +48,12 @@ class Host(Protocol):
     def note_trial(self, entry: Entry) -> None:
         """The entry's graph is on trial: drops the graphs of older trials where there are many."""
 
-    def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
-        """Leaves the signature uncaptured: for good, or for many calls if memory was short."""
+    def refuse(
+        self,
+        entry: Entry,
+        reason: str,
+        level: int = logging.WARNING,
+        calls_until_retry: int | None = None,
+    ) -> None:
+        """Leaves the signature uncaptured: for good, or for many calls if memory was short.
+        calls_until_retry: how many, where another reason may pass."""

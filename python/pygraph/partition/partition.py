@@ -213,10 +213,13 @@ class Partition:
                 return  # another thread was first
             with runtime.harmless("counting a call that does not fit"):
                 if entry.donation.note_misfit(graph.replays):
-                    self.record_anew(entry, unservable_calls.are_given_away(args, graph))
+                    self.record_anew(entry, self._are_given_away(args, graph))
 
         undoing(body)
         return self.uncaptured(args)
+
+    def _are_given_away(self, args: list[Any], graph: _engine.CapturedGraph) -> bool:
+        return unservable_calls.are_given_away(args, graph, self.info.device)
 
     def record_anew(self, entry: Entry, may_donate: bool) -> None:
         assert entry.graph is not None
@@ -307,9 +310,16 @@ class Partition:
                 del self.entries[key]
                 self._report_unchecked(other)
 
-    def refuse(self, entry: Entry, reason: str, level: int = logging.WARNING) -> None:
+    def refuse(
+        self,
+        entry: Entry,
+        reason: str,
+        level: int = logging.WARNING,
+        calls_until_retry: int | None = None,
+    ) -> None:
         is_new = entry.state is not State.REFUSED or entry.reason != reason
-        calls_until_retry = entry.calls_until_retry
+        if calls_until_retry is None:
+            calls_until_retry = entry.calls_until_retry
         if reason.endswith(OUT_OF_MEMORY):
             calls_until_retry = self._policy.calls_until_retry()
         entry.refuse(reason, calls_until_retry)

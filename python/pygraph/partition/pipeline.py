@@ -128,6 +128,8 @@ class Pipeline:
             # A later call may be recorded, or check the suspects: the reason may lie in this one, a
             # library without a handle for the thread, a memory pool of the program's, its stream.
             entry.recording.retries.note(result.is_transient)
+            if entry.recording.retries.calls_to_skip > 0:
+                entry.recording.pending = None  # all calls may be such: then they are recorded
             text = "%s: not recorded in this call: %s"
             runtime.note(logging.INFO, text, self.host.info.name, result.failure)
             return result.outputs

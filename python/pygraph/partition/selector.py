@@ -26,6 +26,7 @@ from typing import Any
 
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
+from pygraph.partition import audit
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
 from pygraph.partition.timed_calls import make_room, timed_call
@@ -117,8 +118,8 @@ class Selector:
         def body(undo: Undo) -> Sequence[Any]:
             if not runtime.record_lock.take(undo):
                 return self._host.uncaptured(args)  # another thread measures or records
-            # Another thread may have decided, or have found the graph suspect, meanwhile.
-            if entry.selection.trial is None or entry.audits.suspects:
+            # Another thread may have decided, or have found this graph or another one wrong, meanwhile.
+            if entry.selection.trial is None or entry.audits.suspects or audit.is_due(entry):
                 return self._host.uncaptured(args)
             if runtime.engine().needs_new_executable():  # for a profile: replays are slow
                 return self._host.uncaptured(args)
@@ -192,8 +193,10 @@ class Selector:
         def body(undo: Undo) -> Sequence[Any]:
             if not runtime.record_lock.take(undo):
                 return self._host.uncaptured(args)  # still due at the next call
-            # Another thread may have begun a trial, or have found the graph suspect, meanwhile.
+            # Another thread may have begun a trial, or have found a graph wrong, meanwhile.
             if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
+                return self._host.uncaptured(args)
+            if audit.is_due(entry):
                 return self._host.uncaptured(args)
             return self._recheck(key, entry, args)
 

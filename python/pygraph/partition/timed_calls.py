@@ -19,6 +19,9 @@ from pygraph.undoing import Undo, undoing
 if TYPE_CHECKING:
     from pygraph import _engine
 
+# Of a signature whose trial could not go on.
+_CALLS_UNTIL_RETRY = 1000
+
 
 def make_room(host: Host, graph: _engine.CapturedGraph, trial: Trial) -> None:
     """Empties the allocator's cache if the trial's next call would find too little memory."""
@@ -64,7 +67,8 @@ def _timed_replay(
     except (runtime.engine().StreamNotReady, runtime.engine().NotGivenAway) as error:
         if entry.selection.trial is not None and entry.selection.trial.note_not_started():
             runtime.engine().remove_graph(host.callable, graph)
-            host.refuse(entry, "no call of its trial could be replayed: " + runtime.first_line(error))
+            reason = f"its trial's calls could not be replayed, one after the other: {error}"
+            host.refuse(entry, reason, calls_until_retry=_CALLS_UNTIL_RETRY)
         return None
     except Exception as error:
         signal_exceptions.pass_on(error)

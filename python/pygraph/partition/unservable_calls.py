@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pygraph import runtime
+from pygraph import runtime, signal_exceptions
 from pygraph.gpu import current
 
 if TYPE_CHECKING:
@@ -64,13 +64,19 @@ class DonationState:
 
 def fits(args: list[Any], graph: _engine.CapturedGraph) -> bool:
     """Whether the call gives away what the graph uses, in the storages that it had in the recording."""
-    return not graph.donated or graph.gives_away(args)
+    if not graph.donated:
+        return True
+    try:
+        return graph.gives_away(args)
+    except RuntimeError as error:  # of the driver, asked for the stream
+        signal_exceptions.pass_on(error)
+        return False
 
 
-def are_given_away(args: list[Any], graph: _engine.CapturedGraph) -> bool:
+def are_given_away(args: list[Any], graph: _engine.CapturedGraph, device: int) -> bool:
     """Whether only the call holds the arguments whose memory the graph uses, in whatever storages, and
     whether its stream lasts."""
-    if not current.stream_lasts():
+    if not current.stream_lasts(device):
         return False
     groups = runtime.engine().given_away(args)
     return {i for tensors in groups for i in tensors.positions}.issuperset(graph.donated)
