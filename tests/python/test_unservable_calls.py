@@ -163,6 +163,21 @@ def test_a_suspected_graph_that_no_call_can_check_is_recorded_anew_with_a_report
     assert "an audit found result 3 to differ" in warning
 
 
+def test_a_call_whose_stream_cannot_be_asked_runs_uncaptured(
+    told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(FakeGraph):
+        def gives_away(self, arguments: list[Any]) -> bool:
+            raise RuntimeError("cannot get the current CUDA stream")
+
+    graph = Asked(donated=[0])
+    monkeypatch.setattr(pipeline, "attempt", lambda call: Attempt(list(call.args), graph))
+    partition = Partition(lambda args: ["uncaptured"], INFO, Options(select="always"))
+    for _ in range(2):
+        partition._miss([None])
+    assert partition._miss([None]) == ["uncaptured"]
+
+
 def test_a_trial_does_not_replay_a_graph_that_another_thread_found_suspect(
     told_to_the_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,13 +213,11 @@ class Partition:
                 return  # another thread was first
             with runtime.harmless("counting a call that does not fit"):
                 if entry.donation.note_misfit(graph.replays):
-                    self.record_anew(entry, self._are_given_away(args, graph))
+                    device = self.info.device
+                    self.record_anew(entry, unservable_calls.are_given_away(args, graph, device))
 
         undoing(body)
         return self.uncaptured(args)
-
-    def _are_given_away(self, args: list[Any], graph: _engine.CapturedGraph) -> bool:
-        return unservable_calls.are_given_away(args, graph, self.info.device)
 
     def record_anew(self, entry: Entry, may_donate: bool) -> None:
         assert entry.graph is not None

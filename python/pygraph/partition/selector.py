@@ -194,9 +194,8 @@ class Selector:
             if not runtime.record_lock.take(undo):
                 return self._host.uncaptured(args)  # still due at the next call
             # Another thread may have begun a trial, or have found a graph wrong, meanwhile.
-            if entry.state in (State.MEASURING, State.UNCAPTURED) or entry.audits.suspects:
-                return self._host.uncaptured(args)
-            if audit.is_due(entry):
+            is_on_its_way = entry.state in (State.MEASURING, State.UNCAPTURED)
+            if is_on_its_way or entry.audits.suspects or audit.is_due(entry):
                 return self._host.uncaptured(args)
             return self._recheck(key, entry, args)
 
