@@ -2,9 +2,9 @@
 
 Each variant is built and makes its first steps, one variant after the other; this gives the memory that
 it adds. Then the results of the same steps from the same state are compared. Then all are timed in
-rounds, one after the other in each round. A variant that fails has a row with the error, and the others
-go on. If a variant breaks the process's access to the GPU, the process ends, and the runner starts
-another one without that variant (``NOW``, see :mod:`benchmarks.run`).
+rounds, one after the other in each round, on quiet CPUs (quiet_cpu.py). A variant that fails has a row
+with the error, and the others go on. If a variant breaks the process's access to the GPU, the process
+ends, and the runner starts another one without that variant (``NOW``, see :mod:`benchmarks.run`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks import device_memory
+from benchmarks.quiet_cpu import QuietCpu
 from benchmarks.steps.program import StepWorkload
 from benchmarks.steps.variants import Variant, make, names_for
 from benchmarks.turn import Turn
@@ -49,6 +50,7 @@ class StepRow:
     us: float | None = None  # steps in a row
     us_spread: float | None = None  # (largest - smallest) / median over the rounds
     host_us: float | None = None  # of the caller's thread: the median of single steps
+    disturbed: int = 0  # of the rounds: in which no CPU stayed quiet
     peak_mib: float | None = None  # device memory in use in later steps, with model and optimizer
     compile_s: float | None = None  # until its first steps were made
     # Distance from "eager" after as many steps: 0 is equal bits. Of "eager": from itself once more.
@@ -68,6 +70,7 @@ class StepMeasurement:
         self.rows: dict[str, StepRow] = {}
         torch.manual_seed(0)
         self._batches = [workload.make_batch(workload.batch, device) for _ in range(_BATCHES)]
+        self._cpu = QuietCpu()
 
     def run(self, names: Sequence[str]) -> Iterator[StepRow]:
         """The rows, those of variants that fail first."""
@@ -192,9 +195,11 @@ class StepMeasurement:
             going = [variant for variant in ready if not self.rows[variant.name].error]
             first = turn % max(1, len(going))  # nobody always runs after the same one
             for variant in going[first:] + going[:first]:
-                block = self._try(variant.name, partial(self._block, variant, counts[variant.name]))
-                if block is not None:
-                    times[variant.name].append(block)
+                block = partial(self._block, variant, counts[variant.name])
+                made = self._try(variant.name, partial(self._cpu.make, block))
+                if made is not None:
+                    times[variant.name].append(made)
+                self.rows[variant.name].disturbed += self._cpu.take_disturbed()
             gc.collect()
         gc.enable()
         for variant in (v for v in ready if not self.rows[v.name].error):
