@@ -42,6 +42,7 @@ class Request:
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
     capacity: bytes of addresses for each recording.
     lanes: the maximum number of nodes that may run at the same time.
+    merges_blocks: whether internal memory that each launch allocates lies together in a few blocks.
     written: ``record`` adds the positions of arguments that the function may write, even if linking
         fails.
     hidden: hides the captures from the program; None if it gets to know of them when it asks.
@@ -57,6 +58,7 @@ class Request:
     given_away: Sequence[_engine.GivenAway] = ()
     capacity: int = 1 << 36
     lanes: int = 1
+    merges_blocks: bool = False
     written: set[int] = dataclasses.field(default_factory=set)
     hidden: HiddenCapture | None = None
 
@@ -108,7 +110,11 @@ def record(request: Request) -> Recording:
         if request.sharing_from is not None:
             together += range(request.sharing_from, count)
         pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
-        link = functools.partial(pair.link, together, list(request.gradients), donated)
+
+        def link(lanes: int) -> _engine.CapturedGraph:
+            gradients = list(request.gradients)
+            return pair.link(together, gradients, donated, lanes, request.merges_blocks)
+
         graph = link(1)
         branched = link_branched(link, request.lanes)
         returned = frozenset(pair.returned())
