@@ -331,9 +331,7 @@ class LinkedPair(Pair):
 
     def set_surroundings(self, held: list[torch.Tensor], cached: object) -> None: ...
 
-    def link(
-        self, sharing: list[int], gradients: list[int], given: list[Any], lanes: int, merges: bool
-    ) -> FakeGraph:
+    def link(self, sharing: list[int], gradients: list[int], given: list[Any], lanes: int) -> FakeGraph:
         assert (sharing, gradients, [group.positions for group in given]) == ([0, 1], [], [[0]])
         if not self._links:
             raise NotRelocatable("the two recordings differ")
