@@ -29,9 +29,6 @@ namespace {
 // only in the forwards and backwards of a training program: what one gives back, the other uses.
 constexpr uint64_t kLargeBlock = uint64_t{33} << 20;
 constexpr uint64_t kLargeBlockInTraining = uint64_t{32} << 20;
-// Each block costs 0.8 us of a launch. Merged ones cost fewer, but a small tensor that is cut from
-// one while it is free makes the next launch allocate the whole block anew.
-constexpr uint64_t kLargestMergedBlock = uint64_t{512} << 20;
 // Such memory may lie in an output, if that is not much smaller. (Outputs that share a block are.)
 static_assert(kLargestJoinedBlock * 3 / 2 < kLargeBlockInTraining);
 
@@ -271,7 +268,7 @@ std::vector<DonatedInput> RecordingPair::donated_inputs(
 std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& sharing,
                                                    const std::vector<uint64_t>& gradients,
                                                    const std::vector<GivenAway>& given_away,
-                                                   uint32_t lanes, bool merges_blocks) {
+                                                   uint32_t lanes) {
   halves_[0].outputs->check_equal(*halves_[1].outputs);
   use_table_memory();
   OutputPlan outputs = *halves_[1].outputs;
@@ -289,10 +286,9 @@ std::shared_ptr<CapturedGraph> RecordingPair::link(const std::vector<uint32_t>& 
   Graph graph(driver_, clone);
   retarget_nodes(driver_, linked.recording, clone);
   if (linked.has_new_edges) set_edges(driver_, clone, linked.recording);
-  return std::make_shared<CapturedGraph>(driver_, device_, arguments_, std::move(outputs), random_,
-                                         std::move(graph), std::move(linked), held_,
-                                         uses_fft_plans_ ? std::optional(fft_plans_) : std::nullopt,
-                                         merges_blocks ? kLargestMergedBlock : 0);
+  return std::make_shared<CapturedGraph>(
+      driver_, device_, arguments_, std::move(outputs), random_, std::move(graph),
+      std::move(linked), held_, uses_fft_plans_ ? std::optional(fft_plans_) : std::nullopt);
 }
 
 }  // namespace pygraph::bindings

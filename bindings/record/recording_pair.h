@@ -62,12 +62,10 @@ class RecordingPair {
   // After both: match, scan, plan, and make a graph executable. `sharing` are the outputs that may
   // lie together in one block of memory (see share_blocks). `gradients`: of a forward, bytes of
   // each gradient that its backward will compute (see join_saved_tensors). `given_away`: what calls
-  // like this one give away. `lanes`: how many of its nodes may run at a time. `merges_blocks`:
-  // whether internal memory that each launch allocates lies together in a few blocks.
+  // like this one give away. `lanes`: how many of its nodes may run at a time.
   std::shared_ptr<CapturedGraph> link(const std::vector<uint32_t>& sharing,
                                       const std::vector<uint64_t>& gradients,
-                                      const std::vector<GivenAway>& given_away, uint32_t lanes,
-                                      bool merges_blocks);
+                                      const std::vector<GivenAway>& given_away, uint32_t lanes);
 
   // Whether the tensor lies at a stand-in address of the current recording.
   bool is_recorded(const at::Tensor& tensor) const;

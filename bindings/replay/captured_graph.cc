@@ -23,8 +23,7 @@ constexpr size_t kMostStreams = 8;
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
                              std::vector<int> random, Graph graph, LinkedGraph linked,
-                             std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans,
-                             uint64_t largest_block)
+                             std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans)
     : driver_(driver),
       device_(device),
       arguments_(std::move(arguments)),
@@ -34,7 +33,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       switches_(current_switches()),
       slots_(driver, kMostStreams),
       replicas_(first_replica(driver, std::move(graph), std::move(linked))),
-      plan_(arguments_, outputs_, executable(), device, largest_block),
+      plan_(arguments_, outputs_, executable(), device),
       random_(std::move(random), this->linked().recording.random) {}
 
 std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replica(
@@ -222,7 +221,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   launch.addresses.reserve(executable().slot_count());
   plan_.collect_input_addresses(arguments, own, launch.addresses);
   launch.outputs.resize(outputs_.block_bytes.size());
-  launch.regions.resize(plan_.block_count());
+  launch.regions.resize(linked().regions.size());
   const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
   Donations donations;  // given back if anything below throws
   if (launch.donated) plan_.take_donated(launch, arguments, donations);

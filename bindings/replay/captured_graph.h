@@ -48,8 +48,7 @@ class CapturedGraph {
 
   CapturedGraph(const Driver& driver, c10::Device device, std::vector<Argument> arguments,
                 OutputPlan outputs, std::vector<int> random, Graph graph, LinkedGraph linked,
-                std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans,
-                uint64_t largest_block);
+                std::vector<at::Tensor> held, std::optional<FftPlans> fft_plans);
   ~CapturedGraph();
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;

@@ -15,7 +15,7 @@ struct Launch {
   CallStream stream;
   std::vector<uint64_t> addresses;    // by slot
   std::vector<c10::Storage> outputs;  // by block
-  std::vector<c10::DataPtr> regions;  // by block of them
+  std::vector<c10::DataPtr> regions;  // by region; none for those in an input
   bool donated = false;               // whether it uses the memory of donated inputs
   int poison = -1;                    // as in CapturedGraph::replay()
 };

@@ -6,8 +6,6 @@
 #include <functional>
 #include <numeric>
 
-#include "pygraph/alignment.h"
-
 namespace pygraph::bindings {
 namespace {
 
@@ -16,14 +14,12 @@ constexpr unsigned char kInternalPoison = 0xFF;
 }  // namespace
 
 MemoryPlan::MemoryPlan(const std::vector<Argument>& arguments, const OutputPlan& outputs,
-                       const ExecutableGraph& executable, c10::Device device,
-                       uint64_t largest_block)
+                       const ExecutableGraph& executable, c10::Device device)
     : outputs_(outputs), executable_(executable), linked_(executable.linked()), device_(device) {
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].is_relocated()) slot_arguments_.push_back(i);
   }
   plan_donations();
-  place_regions(largest_block);
   plan_allocations();
 }
 
@@ -50,28 +46,14 @@ void MemoryPlan::plan_allocations() {
   const std::vector<const OutputBuffer*> slots = output_slots(outputs_);
   for (uint32_t i = 0; i < linked_.regions.size(); ++i) {
     const Region& region = linked_.regions[i];
-    if (region.output == Region::kNoOutput) continue;
-    uint64_t& bytes = allocations_[slots[region.output]->block].bytes;
-    bytes = std::max(bytes, region.size);
-  }
-  for (uint32_t i = 0; i < region_blocks_.size(); ++i) {
-    allocations_.push_back({region_blocks_[i], false, i});
+    if (region.output != Region::kNoOutput) {
+      uint64_t& bytes = allocations_[slots[region.output]->block].bytes;
+      bytes = std::max(bytes, region.size);
+    } else if (region.input == Region::kOwnBlock) {
+      allocations_.push_back({region.size, false, i});
+    }
   }
   std::ranges::stable_sort(allocations_, std::greater(), &Allocation::bytes);
-}
-
-void MemoryPlan::place_regions(uint64_t largest_block) {
-  places_.resize(linked_.regions.size());
-  for (size_t i = 0; i < linked_.regions.size(); ++i) {
-    const Region& region = linked_.regions[i];
-    if (region.input != Region::kOwnBlock || region.output != Region::kNoOutput) continue;
-    const uint64_t size = align_up(region.size);
-    const bool fits = !region_blocks_.empty() && region_blocks_.back() + size <= largest_block;
-    if (!fits) region_blocks_.push_back(0);
-    uint64_t& block = region_blocks_.back();
-    places_[i] = {static_cast<uint32_t>(region_blocks_.size() - 1), block};
-    block += size;
-  }
 }
 
 std::vector<uint32_t> MemoryPlan::donated() const {
@@ -83,7 +65,12 @@ std::vector<uint32_t> MemoryPlan::donated() const {
 }
 
 uint64_t MemoryPlan::block_bytes() const {
-  return std::accumulate(region_blocks_.begin(), region_blocks_.end(), uint64_t{0});
+  uint64_t bytes = 0;
+  for (const Region& region : linked_.regions) {
+    const bool is_own = region.input == Region::kOwnBlock && region.output == Region::kNoOutput;
+    if (is_own) bytes += region.size;
+  }
+  return bytes;
 }
 
 bool MemoryPlan::gives_away(PyObject* arguments, Py_ssize_t holders) const {
@@ -158,8 +145,7 @@ void MemoryPlan::place_internal_memory(Launch& launch, uint64_t workspace,
     if (region.output != Region::kNoOutput) {
       address = launch.addresses[slot_arguments_.size() + region.output];
     } else if (region.input == Region::kOwnBlock) {
-      const Place& place = places_[i];
-      address = reinterpret_cast<uint64_t>(launch.regions[place.block].get()) + place.offset;
+      address = reinterpret_cast<uint64_t>(launch.regions[i].get());
     } else {
       address =
           launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;
@@ -186,7 +172,8 @@ void MemoryPlan::poison_internal_memory(const Driver& driver, const Launch& laun
   };
   fill(workspace, size);
   for (size_t i = 0; i < launch.regions.size(); ++i) {
-    fill(reinterpret_cast<uint64_t>(launch.regions[i].get()), region_blocks_[i]);
+    if (!launch.regions[i]) continue;
+    fill(reinterpret_cast<uint64_t>(launch.regions[i].get()), linked_.regions[i].size);
   }
 }
 

@@ -18,11 +18,9 @@ namespace pygraph::bindings {
 
 class MemoryPlan {
  public:
-  // Keeps references to `outputs` and `executable`. `largest_block`: regions that a launch
-  // allocates lie together in blocks of at most so many bytes, a larger one alone. 0: each lies
-  // alone.
+  // Keeps references to `outputs` and `executable`.
   MemoryPlan(const std::vector<Argument>& arguments, const OutputPlan& outputs,
-             const ExecutableGraph& executable, c10::Device device, uint64_t largest_block);
+             const ExecutableGraph& executable, c10::Device device);
 
   // Positions of the arguments that a launch may overwrite because the call gives them away.
   std::vector<uint32_t> donated() const;
@@ -32,7 +30,6 @@ class MemoryPlan {
 
   uint64_t output_bytes() const;  // that a launch allocates
   uint64_t block_bytes() const;   // of internal memory that a launch allocates and frees
-  size_t block_count() const { return region_blocks_.size(); }  // of that memory
   uint64_t workspace_needed(bool donated) const {
     return donated ? linked_.workspace_size : linked_.workspace_size_if_kept;
   }
@@ -51,22 +48,16 @@ class MemoryPlan {
                               uint64_t size) const;
 
  private:
-  // Memory that a launch takes from PyTorch's allocator: a block of outputs, or of regions.
+  // Memory that a launch takes from PyTorch's allocator: a block of outputs, or a region.
   struct Allocation {
     uint64_t bytes = 0;
     bool is_output = false;
-    uint32_t index = 0;  // among blocks of this kind
-  };
-  // Of a region that a launch allocates.
-  struct Place {
-    uint32_t block = 0;
-    uint64_t offset = 0;
+    uint32_t index = 0;
   };
   static constexpr uint32_t kNoArgument = ~uint32_t{0};
 
   void plan_donations();
   void plan_allocations();
-  void place_regions(uint64_t largest_block);
 
   const OutputPlan& outputs_;
   const ExecutableGraph& executable_;
@@ -78,8 +69,6 @@ class MemoryPlan {
   // it away, or kNoArgument.
   std::vector<uint32_t> donors_;
   std::vector<Allocation> allocations_;  // of one launch, largest first
-  std::vector<Place> places_;            // by region; unused for those in inputs and outputs
-  std::vector<uint64_t> region_blocks_;  // bytes, by block of regions
 };
 
 }  // namespace pygraph::bindings

@@ -94,7 +94,6 @@ def _record_and_link(
                 given_away=runtime.engine().given_away(call.args) if can_donate else [],
                 capacity=call.options.record_capacity_gib << 30,
                 lanes=_lanes(call),
-                merges_blocks=call.info.is_whole_step,
                 written=written,
                 hidden=hidden,
             )

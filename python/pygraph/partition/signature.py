@@ -54,11 +54,6 @@ class PartitionInfo:
     )
 
     @property
-    def is_whole_step(self) -> bool:
-        """Whether it is all that a callable of the program does: no backward of its own follows."""
-        return self.runs_program and self.kind == "inference"
-
-    @property
     def is_backward(self) -> bool:
         """Only a backward gets tensors that nothing else will read."""
         return self.kind == "backward"

@@ -42,7 +42,6 @@ class Request:
     given_away: arguments that nothing uses after the call (bindings/tensors/donation.h).
     capacity: bytes of addresses for each recording.
     lanes: the maximum number of nodes that may run at the same time.
-    merges_blocks: whether internal memory that each launch allocates lies together in a few blocks.
     written: ``record`` adds the positions of arguments that the function may write, even if linking
         fails.
     hidden: hides the captures from the program; None if it gets to know of them when it asks.
@@ -58,7 +57,6 @@ class Request:
     given_away: Sequence[_engine.GivenAway] = ()
     capacity: int = 1 << 36
     lanes: int = 1
-    merges_blocks: bool = False
     written: set[int] = dataclasses.field(default_factory=set)
     hidden: HiddenCapture | None = None
 
@@ -110,11 +108,7 @@ def record(request: Request) -> Recording:
         if request.sharing_from is not None:
             together += range(request.sharing_from, count)
         pair.set_surroundings(owned_memory.held_tensors(request.function), owned_memory.cached_memory)
-
-        def link(lanes: int) -> _engine.CapturedGraph:
-            gradients = list(request.gradients)
-            return pair.link(together, gradients, donated, lanes, request.merges_blocks)
-
+        link = functools.partial(pair.link, together, list(request.gradients), donated)
         graph = link(1)
         branched = link_branched(link, request.lanes)
         returned = frozenset(pair.returned())
