@@ -50,7 +50,7 @@ class StepRow:
     us: float | None = None  # steps in a row
     us_spread: float | None = None  # (largest - smallest) / median over the rounds
     host_us: float | None = None  # of the caller's thread: the median of single steps
-    disturbed: int = 0  # of the rounds: in which no CPU stayed quiet
+    disturbed: int = 0  # rounds in which no CPU stayed quiet
     peak_mib: float | None = None  # device memory in use in later steps, with model and optimizer
     compile_s: float | None = None  # until its first steps were made
     # Distance from "eager" after as many steps: 0 is equal bits. Of "eager": from itself once more.

@@ -52,8 +52,8 @@ def tables(document: dict[str, Any]) -> str:
     parts = [
         _caption(document),
         _times(by_workload, names),
-        "Microseconds of the host per step:",
-        _table(by_workload, names, lambda row: _number(row["host_us"])),
+        "Microseconds of the host per step; in brackets the rounds in which no CPU stayed quiet:",
+        _table(by_workload, names, _host),
         "Device memory in MiB:",
         _table(by_workload, names, lambda row: _number(row["peak_mib"])),
         "Distance from the eager steps (of the eager steps: from a second run of them):",
@@ -122,6 +122,11 @@ def _time(row: dict[str, Any] | None) -> str:
         return "failed"
     spread = row["us_spread"] / 2
     return f"{row['us']:.0f}" + (f" (± {spread:.0%})" if spread > 0.05 else "")
+
+
+def _host(row: dict[str, Any]) -> str:
+    disturbed = row.get("disturbed")
+    return _number(row["host_us"]) + (f" ({disturbed})" if disturbed else "")
 
 
 def _number(value: float | None) -> str:
