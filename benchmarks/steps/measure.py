@@ -70,7 +70,7 @@ class StepMeasurement:
         self.rows: dict[str, StepRow] = {}
         torch.manual_seed(0)
         self._batches = [workload.make_batch(workload.batch, device) for _ in range(_BATCHES)]
-        self._cpu = QuietCpu()
+        self._cpu = QuietCpu() if device == "cuda" else None
 
     def run(self, names: Sequence[str]) -> Iterator[StepRow]:
         """The rows, those of variants that fail first."""
@@ -196,10 +196,11 @@ class StepMeasurement:
             first = turn % max(1, len(going))  # nobody always runs after the same one
             for variant in going[first:] + going[:first]:
                 block = partial(self._block, variant, counts[variant.name])
-                made = self._try(variant.name, partial(self._cpu.make, block))
+                made = self._try(variant.name, partial(self._cpu.make, block) if self._cpu else block)
                 if made is not None:
                     times[variant.name].append(made)
-                self.rows[variant.name].disturbed += self._cpu.take_disturbed()
+                if self._cpu is not None:
+                    self.rows[variant.name].disturbed += self._cpu.take_disturbed()
             gc.collect()
         gc.enable()
         for variant in (v for v in ready if not self.rows[v.name].error):
