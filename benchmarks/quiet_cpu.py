@@ -79,8 +79,8 @@ class QuietCpu:
         return disturbed
 
     def _move(self, allowed: set[int]) -> bool:
-        """To the CPU of the last block if it is quiet, else to the first quiet one. False if none is: then
-        to the quietest."""
+        """To the CPU of the last block if it is quiet, else to the first quiet one. False if none is;
+        then to the quietest."""
         order = random.sample(sorted(allowed), len(allowed))
         order.sort(key=lambda cpu: cpu != self._last)
         found: dict[int, float] = {}
