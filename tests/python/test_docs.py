@@ -116,6 +116,20 @@ def _code_of(page: Path) -> str:
     return "\n".join(blocks)
 
 
+def test_the_installation_names_what_its_build_needs() -> None:
+    """``--no-build-isolation`` uses what is installed."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    (listed,) = re.findall(r"^requires = \[(.*)\]$", text, re.MULTILINE)
+    needed = [f'"{name}"' for name in re.findall(r'"([^"]+)"', listed) if not name.startswith("torch")]
+    assert needed
+    for page in (ROOT / "README.md", DOCS / "tutorial" / "first-model.md"):
+        commands = [
+            line for line in page.read_text("utf-8").splitlines() if line.startswith("pip install")
+        ]
+        assert commands[-1] == "pip install --no-build-isolation ."
+        assert all(name in " ".join(commands[:-1]) for name in [*needed, "cmake", "ninja"])
+
+
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, where the backend is plain Inductor and `explain` estimates."""
     monkeypatch.chdir(tmp_path)
