@@ -21,7 +21,7 @@ from typing import TypeVar
 
 _LOOPS, _ITERATIONS = 3, 4000  # some 0.1 ms each
 _QUIET, _STILL_QUIET = 1.1, 1.25  # times the least that the loop has taken
-_MOST_SWITCHES = 2  # to other threads while a block is made: the kernel's
+_MOST_SWITCHES = 2  # to threads of the kernel, while a block is made
 _TRIES = 4
 _T = TypeVar("_T")
 
@@ -53,8 +53,8 @@ class QuietCpu:
         self._disturbed = 0
 
     def make(self, block: Callable[[], _T]) -> _T:
-        """The block's result. The thread is bound to one CPU meanwhile; threads that it starts are for
-        good."""
+        """The block's result. The thread is bound to one CPU meanwhile; threads that the block starts stay
+        bound to it."""
         allowed = os.sched_getaffinity(0)
         if not _may_bind(allowed):
             self._disturbed += 1
