@@ -53,8 +53,8 @@ class QuietCpu:
         self._disturbed = 0
 
     def make(self, block: Callable[[], _T]) -> _T:
-        """The block's result. The thread is bound to one CPU meanwhile; threads that the block starts stay
-        bound to it."""
+        """The block's result. The thread is bound to one CPU meanwhile; threads that the block starts
+        stay bound to it."""
         allowed = os.sched_getaffinity(0)
         if not _may_bind(allowed):
             self._disturbed += 1
