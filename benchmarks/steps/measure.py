@@ -28,6 +28,7 @@ from benchmarks.steps.program import StepWorkload
 from benchmarks.steps.variants import Variant, make, names_for
 from benchmarks.turn import Turn
 from pygraph import runtime
+from pygraph.gpu import allocator
 
 NOW = "NOW "  # before the name of the variant that comes next, in a worker's output
 BROKEN = 3  # a worker's exit status
@@ -135,7 +136,7 @@ class StepMeasurement:
         if measures:
             # What cuBLAS keeps stays: graphs made by hand use it.
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            allocator.give_back_all()  # also what graphs of other variants keep
             before = device_memory.mark()
         others = set(runtime.partitions)
         start, waited = time.perf_counter(), self._turn.waited

@@ -49,6 +49,7 @@ void bind_captured_graph(py::module_& m) {
           py::arg("generator") = py::none())
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("defragment_workspace", &CapturedGraph::defragment_workspace)
+      .def("keep_regions", &CapturedGraph::keep_regions)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("matches",
            [](const CapturedGraph& graph, const py::list& arguments) {
@@ -144,6 +145,8 @@ void bind_replay(py::module_& m) {
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
+  KeptRegions::prepare();
+  m.def("free_kept_regions", &KeptRegions::free_all);
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);
   bind_graphed_callable(m);

@@ -31,6 +31,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       held_(std::move(held)),
       fft_plans_(fft_plans),
       switches_(current_switches()),
+      kept_(device),
       slots_(driver, kMostStreams),
       replicas_(first_replica(driver, std::move(graph), std::move(linked))),
       plan_(arguments_, outputs_, executable(), device),
@@ -119,6 +120,7 @@ void CapturedGraph::release_workspace() noexcept {
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(mutex_);
   for (const auto& replica : replicas_) replica->release();
+  kept_.free();
 }
 
 void CapturedGraph::note_no_room() {
@@ -221,6 +223,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   launch.addresses.reserve(executable().slot_count());
   plan_.collect_input_addresses(arguments, own, launch.addresses);
   launch.outputs.resize(outputs_.block_bytes.size());
+  launch.regions = kept_.take(launch.stream);
   launch.regions.resize(linked().regions.size());
   const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
   Donations donations;  // given back if anything below throws
@@ -240,6 +243,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
       random_.unreserve(generators, positions);
       throw;
     }
+    kept_.keep(launch.stream, launch.regions);
     launch.regions.clear();  // reused in stream order
   }
   donations.commit();

@@ -13,6 +13,7 @@
 
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
+#include "replay/kept_regions.h"
 #include "replay/launch.h"
 #include "replay/left_gradients.h"
 #include "replay/memory_back_off.h"
@@ -60,7 +61,8 @@ class CapturedGraph {
   // Lays out what an uncaptured call has saved as a replay does (tensors/saved_blocks.h).
   void join_saved(PyObject* outputs) const;
 
-  // Releases its share of the streams' workspaces; the next replay takes it again.
+  // Releases its share of the streams' workspaces and the regions that it keeps; the next replay
+  // takes them again.
   void release_workspace() noexcept;
   // To be called when a replay found no memory. Releases the graph's memory for the uncaptured run.
   // If this happens often, the graph rests (memory_back_off.h).
@@ -72,6 +74,8 @@ class CapturedGraph {
   // Prepares a graph that is to stay: takes its share of the current stream's workspace, and moves
   // the workspace to its final place. Throws like replay().
   void defragment_workspace();
+  // Keeps the internal memory that a launch allocates for the next launch (kept_regions.h).
+  void keep_regions() { kept_.begin(); }
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, and releases it from the allocation of outputs to the launch.
@@ -142,6 +146,7 @@ class CapturedGraph {
   Switches switches_;                  // that it was recorded under
   MemoryBackOff back_off_;
   LeftGradients left_gradients_;
+  KeptRegions kept_;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
   StreamSlots slots_;

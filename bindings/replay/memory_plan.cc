@@ -117,7 +117,7 @@ void MemoryPlan::allocate(Launch& launch) const {
   static c10::Allocator* allocator = c10::GetAllocator(device_.type());
   for (const auto& [bytes, is_output, index] : allocations_) {
     if (!is_output) {
-      launch.regions[index] = allocator->allocate(bytes);
+      if (!launch.regions[index]) launch.regions[index] = allocator->allocate(bytes);
     } else if (!launch.outputs[index]) {
       launch.outputs[index] =
           c10::Storage(c10::Storage::use_byte_size_t(), outputs_.block_bytes[index],

@@ -29,7 +29,7 @@ class MemoryPlan {
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
 
   uint64_t output_bytes() const;  // that a launch allocates
-  uint64_t block_bytes() const;   // of internal memory that a launch allocates and frees
+  uint64_t block_bytes() const;   // of internal memory that a launch allocates, and frees or keeps
   uint64_t workspace_needed(bool donated) const {
     return donated ? linked_.workspace_size : linked_.workspace_size_if_kept;
   }
@@ -39,7 +39,7 @@ class MemoryPlan {
   void collect_input_addresses(PyObject* arguments, const OwnInputs* own,
                                std::vector<uint64_t>& addresses) const;
   void take_donated(Launch& launch, PyObject* arguments, Donations& donations) const;
-  void allocate(Launch& launch) const;
+  void allocate(Launch& launch) const;  // what it does not have yet
   // `random_memory`: 0 if the graph draws no random numbers.
   void place_internal_memory(Launch& launch, uint64_t workspace, uint64_t random_memory) const;
   // For verification. Throw DriverError.

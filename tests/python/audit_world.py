@@ -123,6 +123,7 @@ class Engine:
 
     clear_uncaptured_decisions = clear_waiting
     free_blas_workspaces = staticmethod(lambda: None)
+    free_kept_regions = staticmethod(lambda: None)
     needs_new_executable = staticmethod(lambda: False)
 
 

@@ -12,7 +12,7 @@ from pygraph import runtime
 from pygraph.gpu import allocator, current
 from pygraph.partition import timed_calls
 from pygraph.partition.selector import Selector
-from pygraph.partition.signature import Entry, State
+from pygraph.partition.signature import Entry, Kind, PartitionInfo, State
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision, Sample
 
@@ -22,9 +22,16 @@ from .fake_engine import FakeGraph
 class FakePartition:
     """What a selector needs of a partition."""
 
-    info = SimpleNamespace(name="forward", device=0, program="program")
-
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind = "forward", runs_program: bool = False) -> None:
+        self.info = PartitionInfo(
+            name=kind,
+            kind=kind,
+            device=0,
+            argument_count=1,
+            counts_numbers=True,
+            program="program",
+            runs_program=runs_program,
+        )
         self.entries: dict[bytes, Entry] = {}
         self.callable = object()
         self.installed: list[Any] = []
@@ -109,9 +116,11 @@ class World:
         return result, Sample(host, latency=max(host, device))
 
 
-def captured(mode: str = "auto") -> tuple[FakePartition, Selector, Entry]:
+def captured(
+    mode: str = "auto", kind: Kind = "forward", runs_program: bool = False
+) -> tuple[FakePartition, Selector, Entry]:
     """A partition whose one signature has just been captured."""
-    partition = FakePartition()
+    partition = FakePartition(kind, runs_program)
     subject = Selector(partition, mode, lanes=8)  # type: ignore[arg-type]
     entry = partition.entries[b"key"] = Entry(graph=made_graph(), state=State.CAPTURED)
     subject.load_decision(b"key", entry)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from pygraph import runtime
 from pygraph.gpu import allocator
 
 from .contexts import during
@@ -120,3 +123,43 @@ def test_memory_is_scarce_for_more_than_a_part_of_what_is_left(
     monkeypatch.setattr(allocator, "free_bytes", free_bytes)
     assert allocator.is_scarce(1 << 26) is is_scarce
     assert not allocator.is_scarce(allocator.MUCH)
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "share", "backend", "is_kept"),
+    [
+        (1 << 29, 1.0, "native", True),  # 0.5 of 16 GiB
+        ((1 << 29) + 1, 1.0, "native", False),
+        (1 << 29, 0.9, "native", False),
+        (0, 1.0, "native", False),
+        (1 << 29, 1.0, "cudaMallocAsync", False),
+    ],
+)
+def test_regions_are_kept_if_they_are_a_small_part(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int, share: float, backend: str, is_kept: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    graph = FakeGraph(block_bytes=block_bytes)
+    allocator.keep_regions(graph)
+    assert graph.keeps_regions == is_kept
+
+
+def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", refuse)
+    graph = FakeGraph(block_bytes=1)
+    allocator.keep_regions(graph)
+    assert not graph.keeps_regions
+
+
+def test_what_graphs_keep_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    engine = SimpleNamespace(free_kept_regions=lambda: calls.append("kept"))
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
+    allocator.give_back_all()
+    assert calls == ["kept", "cache"]

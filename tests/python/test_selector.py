@@ -11,7 +11,7 @@ import torch
 from pygraph.gpu import allocator
 from pygraph.partition import selector, timed_calls
 from pygraph.partition.selector import Selector
-from pygraph.partition.signature import Entry, State
+from pygraph.partition.signature import Entry, Kind, State
 from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
@@ -49,6 +49,31 @@ def test_what_compilation_left_is_given_back_once(world: World, mode: str) -> No
         subject.begin_trial_or_install(later)
         try_to_the_end(subject, later)
     assert world.caches_emptied == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+@pytest.mark.parametrize(
+    ("kind", "runs_program", "is_kept"),
+    [
+        ("inference", True, True),
+        ("inference", False, False),
+        ("forward", True, False),
+        ("backward", True, False),
+    ],
+)
+def test_only_graphs_of_whole_functions_keep_internal_memory(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    kind: Kind,
+    runs_program: bool,
+    is_kept: bool,
+) -> None:
+    monkeypatch.setattr(allocator, "keep_regions", lambda graph: graph.keep_regions())
+    _, subject, entry = captured(mode, kind, runs_program)
+    assert graph_of(entry).keeps_regions == (is_kept and mode == "always")  # not before the trial's end
+    try_to_the_end(subject, entry)
+    assert graph_of(entry).keeps_regions == is_kept
 
 
 def test_each_call_of_a_trial_finds_room_for_a_graph(

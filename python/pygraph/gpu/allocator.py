@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 MUCH = 1 << 25
 # The inverse of the share of the device's free memory up to which copies may lie on the device.
 _SHARE = 16
+# The inverse of the share of the device's memory up to which a graph keeps internal memory that its
+# launches allocate.
+_KEPT_SHARE = 32
 
 _is_due = False  # whether the next call gives memory back; a race costs or saves one time
 
@@ -75,8 +79,12 @@ def is_scarce(wanted: int) -> bool:
 def free_bytes() -> float:
     """Bytes that the allocator may still take from the current device."""
     free, total = torch.cuda.mem_get_info()
-    allowed = torch.cuda.get_per_process_memory_fraction() * total
-    return min(free, allowed - reserved_bytes())
+    return min(free, _allowed_of(total) - reserved_bytes())
+
+
+def _allowed_of(total: int) -> float:
+    """Bytes that the process may take of a device's."""
+    return torch.cuda.get_per_process_memory_fraction() * total
 
 
 def reserved_bytes() -> int:
@@ -95,8 +103,10 @@ def lift_limit(undo: Undo) -> None:
 
 
 def give_back_all() -> None:
-    """Empties the allocator's cache, as PyTorch's graphs do at each recording. Never raises."""
+    """Empties the allocator's cache, as PyTorch's graphs do at each recording, and frees what graphs
+    keep for their next launches. Never raises."""
     with contextlib.suppress(RuntimeError):
+        runtime.engine().free_kept_regions()
         torch.cuda.empty_cache()
 
 
@@ -111,3 +121,16 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
     PyTorch refuses, the next replay allocates it."""
     with contextlib.suppress(RuntimeError):
         graph.defragment_workspace()
+
+
+def keep_regions(graph: _engine.CapturedGraph) -> None:
+    """Lets launches of a selected graph keep the internal memory that they allocate, if it is a small
+    part of the device's, until PyTorch's allocator needs it. Never raises."""
+    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") == "0":
+        return
+    with contextlib.suppress(RuntimeError):
+        if torch.cuda.get_allocator_backend() != "native":
+            return  # others do not call back
+        _, total = torch.cuda.mem_get_info()
+        if graph.block_bytes * _KEPT_SHARE <= _allowed_of(total):
+            graph.keep_regions()

@@ -184,6 +184,8 @@ class Selector:
                 self._has_cleaned_up = True
         with runtime.harmless("settling a graph's workspace"):
             allocator.defragment_workspace(graph)
+            if self._host.info.is_whole:
+                allocator.keep_regions(graph)
 
     # Rechecks.
 

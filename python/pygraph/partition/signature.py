@@ -54,6 +54,12 @@ class PartitionInfo:
     )
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole function of the program, whose own graph is the next one that can use
+        its internal memory: no backward follows."""
+        return self.runs_program and self.kind == "inference"
+
+    @property
     def is_backward(self) -> bool:
         """Only a backward gets tensors that nothing else will read."""
         return self.kind == "backward"

@@ -1,0 +1,261 @@
+"""Large internal memory stays with the graph of a whole function between launches, until PyTorch's
+allocator needs it (bindings/replay/kept_regions.h)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph import runtime
+
+from .support import assert_same, assert_used, at_most, compiled, randn
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+_MIB = 1 << 20
+_PARTS = 6
+_PART = 40 * _MIB  # bytes
+_INTERNAL = _PARTS * _PART  # at least; one more may be alive
+_WARM_UP = 8
+
+
+def _step(x: torch.Tensor) -> torch.Tensor:
+    """All parts are alive at once."""
+    parts = [torch.sin(x * (i + 1)) for i in range(_PARTS)]
+    return torch.stack([part.amax() for part in reversed(parts)]).sum()
+
+
+def _input() -> torch.Tensor:
+    return randn(_PART // 4)
+
+
+def _warmed_up(function: Function = _step, **options: Any) -> tuple[Any, torch.Tensor]:
+    """A graphed function whose graph has kept memory, and an input."""
+    graphed = pygraph.graph(function, select="always", audit=False, **options)
+    x = _input()
+    for _ in range(_WARM_UP):
+        graphed(x)
+    assert_used()
+    return graphed, x
+
+
+def _statistic(name: str) -> int:
+    return int(torch.cuda.memory_stats()[name])
+
+
+def _allocations(call: Callable[[], object]) -> int:
+    before = _statistic("allocation.all.allocated")
+    call()
+    return _statistic("allocation.all.allocated") - before
+
+
+def test_a_launch_finds_what_the_last_one_used() -> None:
+    before = torch.cuda.memory_allocated()
+    graphed, x = _warmed_up()
+    assert torch.cuda.memory_allocated() - before >= _INTERNAL
+    reserved = torch.cuda.memory_reserved()
+    assert _allocations(lambda: graphed(x)) == 1  # the result
+    for _ in range(3):
+        y = _input()
+        assert_same(graphed(y), _step(y))
+    assert torch.cuda.memory_reserved() <= reserved + 3 * _PART  # the uncaptured steps'
+
+
+def test_a_request_that_would_take_new_memory_gets_it() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    torch.cuda.empty_cache()  # what is kept, stays
+    graphed(x)
+    reserved = torch.cuda.memory_reserved()
+    other = torch.full((_PART // 4,), 7.0, device="cuda")
+    assert torch.cuda.memory_reserved() == reserved
+    assert_same(graphed(x), expected)  # with another region in its place
+    assert (other == 7.0).all()
+    assert _allocations(lambda: graphed(x)) == 1
+
+
+def test_a_program_that_keeps_tensors_has_its_numbers() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    torch.cuda.empty_cache()
+    kept: list[torch.Tensor] = []
+    for i in range(20):
+        assert_same(graphed(x), expected)
+        kept.append(torch.full((3 * _MIB * (i % 4 + 1),), float(i), device="cuda"))
+        if i % 5 == 4:
+            kept = kept[1::2]
+        assert all((tensor == tensor[0]).all() for tensor in kept)
+
+
+def test_the_program_has_all_memory_of_the_device() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    free = 64 * _MIB
+    with at_most(torch.cuda.memory_reserved() + free):
+        graphed(x)
+        everything = torch.empty(_INTERNAL + free - 8 * _MIB, dtype=torch.uint8, device="cuda")
+        del everything
+        torch.cuda.empty_cache()
+        assert_same(graphed(x), expected)
+
+
+def test_another_graph_gets_it() -> None:
+    first, x = _warmed_up()
+    second, _ = _warmed_up(lambda x: _step(x) + 1)
+    expected = _step(x)
+    torch.cuda.empty_cache()
+    reserved = 0
+    for i in range(6):
+        assert_same(first(x), expected)
+        assert_same(second(x), expected + 1)
+        if i == 2:
+            reserved = torch.cuda.memory_reserved()
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_it_goes_with_its_graph() -> None:
+    before = torch.cuda.memory_allocated()
+    graphed, x = _warmed_up()
+    del graphed, x
+    pygraph.reset()
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < _PART
+
+
+def test_other_streams_have_their_own() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    side = torch.cuda.Stream()
+    for _ in range(4):
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            there = graphed(x)
+            there.record_stream(side)
+        here = graphed(x)
+        torch.cuda.default_stream().wait_stream(side)
+        assert_same(there, expected)
+        assert_same(here, expected)
+
+
+def test_threads() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def run(index: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream if index % 2 else torch.cuda.default_stream()):
+            for i in range(20):
+                result = graphed(x)
+                other = torch.full((_PART // 4 * (index % 3 + 1),), float(i), device="cuda")
+                if not torch.equal(result, expected) or not bool((other == i).all()):
+                    wrong.append(i)
+                if i % 7 == 0:
+                    torch.cuda.empty_cache()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def test_a_capture_of_the_program_may_need_memory() -> None:
+    graphed, x = _warmed_up()
+    expected = _step(x)
+    torch.cuda.empty_cache()
+    graphed(x)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = torch.sin(x)
+    captured.replay()
+    assert_same(graphed(x), expected)
+    captured.replay()
+    assert_same(y, torch.sin(x))
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "0")
+    before = torch.cuda.memory_allocated()
+    graphed, x = _warmed_up()
+    assert _allocations(lambda: graphed(x)) >= 1 + _PARTS
+    assert torch.cuda.memory_allocated() - before < 2 * _PART
+
+
+def test_a_large_part_of_what_the_process_may_take_is_not_kept() -> None:
+    with at_most(24 * _INTERNAL):
+        before = torch.cuda.memory_allocated()
+        graphed, x = _warmed_up()
+        assert torch.cuda.memory_allocated() - before < 2 * _PART
+        assert _allocations(lambda: graphed(x)) >= 1 + _PARTS
+
+
+def test_compiled_programs_keep_nothing() -> None:
+    before = torch.cuda.memory_allocated()
+    model = compiled(
+        lambda x: torch.cumsum(torch.cumsum(x.view(-1, 64), 0), 1).sum(),
+        options={"pygraph.select": "always"},
+    )
+    x = torch.ones(_PART // 4, device="cuda")
+    for _ in range(_WARM_UP):
+        model(x)
+    assert_used()
+    runtime.engine().free_blas_workspaces()
+    assert torch.cuda.memory_allocated() - before < 2 * _PART
+
+
+@pytest.mark.parametrize("audit", [1, 3])
+def test_audits(audit: int) -> None:
+    graphed = pygraph.graph(_step, select="always", audit=audit)
+    x = _input()
+    expected = _step(x)
+    for _ in range(12):
+        assert_same(graphed(x), expected)
+    assert_used()
+    (row,) = pygraph.stats()
+    assert row.audits > 0 and row.audits_failed == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_memory_of_another_device_stays() -> None:
+    steps = []
+    for device in range(2):
+        with torch.cuda.device(device):
+            graphed, x = _warmed_up(lambda x, device=device: _step(x) + device)
+            steps.append((graphed, x, _step(x) + device))
+    held = [torch.cuda.memory_allocated(device) for device in range(2)]
+    with torch.cuda.device(0):
+        torch.cuda.empty_cache()
+        other = torch.empty(8 * _INTERNAL, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated(1) == held[1]
+    assert torch.cuda.memory_allocated(0) - other.nbytes <= held[0] - _INTERNAL
+    failures: list[BaseException] = []
+
+    def run(device: int) -> None:
+        try:
+            graphed, x, expected = steps[device]
+            with torch.cuda.device(device):
+                for i in range(30):
+                    assert_same(graphed(x), expected)
+                    torch.empty(_INTERNAL * (i % 3 + 1), dtype=torch.uint8, device="cuda")
+                    if i % 4 == 0:
+                        torch.cuda.empty_cache()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(device,)) for device in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
