@@ -30,8 +30,9 @@ Users& users() {
 
 }  // namespace
 
-void KeptRegions::prepare() {
+bool KeptRegions::prepare() {
   is_called_back = torch_cuda::free_where_memory_is_short(&free_on_current_device);
+  return is_called_back;
 }
 
 KeptRegions::Regions KeptRegions::take_all(std::optional<c10::Device> device) {

@@ -25,8 +25,8 @@ class KeptRegions {
   using Regions = std::vector<c10::DataPtr>;
 
   // Lets the allocator call back. To be called when the extension is loaded
-  // (torch_private/free_memory_callback.h).
-  static void prepare();
+  // (torch_private/free_memory_callback.h). Returns whether this PyTorch can.
+  static bool prepare();
   // Frees what any graph keeps.
   static void free_all();
 

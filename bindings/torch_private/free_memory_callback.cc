@@ -38,7 +38,7 @@ bool add(FreeMemory function) {
   Find find = nullptr;
   try {
     find = reinterpret_cast<Find>(
-        find_function("_ZN3c1032FreeCudaMemoryCallbacksRegistryB5cxx11Ev"));  // of libc10_cuda
+        find_function("_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev"));  // of libc10_cuda
   } catch (const std::runtime_error&) {  // a PyTorch without CUDA
   }
   if (find == nullptr) return false;

@@ -163,3 +163,8 @@ def test_what_graphs_keep_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
     allocator.give_back_all()
     assert calls == ["kept", "cache"]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch with CUDA")
+def test_the_allocator_calls_back() -> None:
+    assert runtime.engine().regions_can_be_kept
