@@ -145,7 +145,6 @@ void bind_replay(py::module_& m) {
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
-  m.attr("regions_can_be_kept") = KeptRegions::prepare();
   m.def("free_kept_regions", &KeptRegions::free_all);
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);

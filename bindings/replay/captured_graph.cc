@@ -49,6 +49,7 @@ std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replic
 
 CapturedGraph::~CapturedGraph() {
   const WithoutPythonLock unlocked;  // the driver may wait for the device
+  kept_.free();
   for (const auto& replica : replicas_) replica->release();
   replicas_.clear();
 }

@@ -74,8 +74,9 @@ class CapturedGraph {
   // Prepares a graph that is to stay: takes its share of the current stream's workspace, and moves
   // the workspace to its final place. Throws like replay().
   void defragment_workspace();
-  // Keeps the internal memory that a launch allocates for the next launch (kept_regions.h).
-  void keep_regions() { kept_.begin(); }
+  // Keeps the internal memory that a launch allocates for the next launch, as long as PyTorch's
+  // allocator has reserved at most so many bytes (kept_regions.h).
+  void keep_regions(uint64_t most_reserved) { kept_.begin(most_reserved); }
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, and releases it from the allocation of outputs to the launch.

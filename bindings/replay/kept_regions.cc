@@ -1,23 +1,20 @@
 #include "replay/kept_regions.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <unordered_set>
 #include <utility>
 
-#include "torch_private/free_memory_callback.h"
 #include "without_python_lock.h"
 
 namespace pygraph::bindings {
 namespace {
 
-bool is_called_back = false;  // written when the extension is loaded
-
-// All objects that keep regions. The allocator calls back with a lock of its own, so nothing may be
-// allocated or freed on a device while the mutex is held.
+// All graphs that keep regions, and the lock for what they keep.
 struct Users {
   std::mutex mutex;
   std::unordered_set<KeptRegions*> all;
@@ -30,29 +27,13 @@ Users& users() {
 
 }  // namespace
 
-bool KeptRegions::prepare() {
-  is_called_back = torch_cuda::free_where_memory_is_short(&free_on_current_device);
-  return is_called_back;
-}
-
-KeptRegions::Regions KeptRegions::take_all(std::optional<c10::Device> device) {
+void KeptRegions::free_all() {
+  const WithoutPythonLock unlocked;
   Regions taken;
   const std::lock_guard lock(users().mutex);
   for (KeptRegions* user : users().all) {
-    if (device && user->device_ != *device) continue;
     std::ranges::move(std::exchange(user->regions_, {}), std::back_inserter(taken));
   }
-  return taken;
-}
-
-// Regions of other devices stay, because their allocators have locks of their own.
-bool KeptRegions::free_on_current_device() {
-  return !take_all(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice()).empty();
-}
-
-void KeptRegions::free_all() {
-  const WithoutPythonLock unlocked;
-  take_all(std::nullopt).clear();
 }
 
 KeptRegions::~KeptRegions() {
@@ -61,10 +42,10 @@ KeptRegions::~KeptRegions() {
   users().all.erase(this);
 }
 
-void KeptRegions::begin() {
-  if (!is_called_back) return;
+void KeptRegions::begin(uint64_t most_reserved) {
   const std::lock_guard lock(users().mutex);
   users().all.insert(this);
+  most_reserved_ = most_reserved;
   keeps_ = true;
 }
 
@@ -75,19 +56,36 @@ KeptRegions::Regions KeptRegions::take(CallStream stream) {
   return std::exchange(regions_, {});
 }
 
+// Those of another stream give way: a program that has moved to another stream stays there. Nothing
+// is kept of a stream that may be destroyed, because another one may get its handle.
 void KeptRegions::keep(CallStream stream, Regions& regions) {
   if (!keeps_ || !stream.is_permanent) return;
+  if (launches_++ % kLaunchesPerLook == 0 && is_short_of_memory()) {
+    keeps_ = false;
+    free();
+    return;
+  }
   const std::lock_guard lock(users().mutex);
-  if (!regions_.empty()) return;
+  if (!keeps_) return;
   stream_ = stream.handle;
-  regions_ = std::exchange(regions, {});
+  regions_.swap(regions);
 }
 
 void KeptRegions::free() noexcept {
   Regions taken;
-  {
-    const std::lock_guard lock(users().mutex);
-    taken = std::exchange(regions_, {});
+  const std::lock_guard lock(users().mutex);
+  taken.swap(regions_);
+}
+
+bool KeptRegions::is_short_of_memory() const noexcept {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type()));
+  if (allocator == nullptr) return true;
+  try {
+    const auto statistics = allocator->getDeviceStats(device_.index());
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return static_cast<uint64_t>(statistics.reserved_bytes[all].current) > most_reserved_;
+  } catch (const std::exception&) {  // the launch is made: nothing may be thrown
+    return true;
   }
 }
 

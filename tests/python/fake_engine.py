@@ -29,7 +29,7 @@ class FakeGraph(Base):
     function: what a replay runs. error: what a replay raises instead.
     poisons, gave_away: of each replay. generator: of the last one.
     released, settled: how often ``release_workspace`` and ``defragment_workspace`` were called.
-    keeps_regions: whether ``keep_regions`` was called.
+    most_reserved: of the last call of ``keep_regions``, or None.
     """
 
     name = ""
@@ -61,7 +61,7 @@ class FakeGraph(Base):
         self.gave_away: list[bool] = []
         self.generator: Any = None
         self.released = self.settled = 0
-        self.keeps_regions = False
+        self.most_reserved: int | None = None
         for name, value in members.items():
             assert hasattr(FakeGraph, name), name
             setattr(self, name, value)
@@ -99,8 +99,8 @@ class FakeGraph(Base):
     def defragment_workspace(self) -> None:
         self.settled += 1
 
-    def keep_regions(self) -> None:
-        self.keeps_regions = True
+    def keep_regions(self, most_reserved: int) -> None:
+        self.most_reserved = most_reserved
 
     def link_map(self) -> str:
         return ""

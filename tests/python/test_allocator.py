@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,9 +54,9 @@ def test_room_is_made_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch, wanted: int, free: int, share: float, gives_back: bool
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 16 << 30))
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda: 4 << 30)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 16 << 30))
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     assert allocator.make_room(wanted) == (not gives_back)
     assert bool(calls) == gives_back
@@ -64,7 +65,7 @@ def test_room_is_made_where_there_is_none(
 def test_room_that_was_made_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 30]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], 16 << 30))
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 4 << 30)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(8 << 30))
     assert allocator.make_room(5 << 30)
@@ -86,7 +87,7 @@ def test_stand_ins_are_not_limited_and_the_limit_comes_back(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     shares = [share]
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     with pytest.raises(ValueError, match="refused"), during(allocator.lift_limit):
         assert shares[-1] == 1.0
@@ -102,7 +103,7 @@ def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatc
         if share == 1.0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[-1])
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
     with pytest.raises(KeyboardInterrupt), during(allocator.lift_limit):
         pass
@@ -125,25 +126,45 @@ def test_memory_is_scarce_for_more_than_a_part_of_what_is_left(
     assert not allocator.is_scarce(allocator.MUCH)
 
 
+_GIB = 1 << 30
+
+
 @pytest.mark.parametrize(
-    ("block_bytes", "share", "backend", "is_kept"),
+    ("block_bytes", "free", "reserved", "share", "backend", "most_reserved"),
     [
-        (1 << 29, 1.0, "native", True),  # 0.5 of 16 GiB
-        ((1 << 29) + 1, 1.0, "native", False),
-        (1 << 29, 0.9, "native", False),
-        (0, 1.0, "native", False),
-        (1 << 29, 1.0, "cudaMallocAsync", False),
+        (1 * _GIB, 13 * _GIB, 0, 1.0, "native", 37.5 * _GIB),  # of 50 GiB
+        (1 * _GIB, 12 * _GIB, 0, 1.0, "native", None),
+        (1 * _GIB + 1, 50 * _GIB, 0, 1.0, "native", None),
+        (_GIB // 2, 50 * _GIB, 10 * _GIB, 0.5, "native", 18.75 * _GIB),
+        (_GIB // 2, 50 * _GIB, 20 * _GIB, 0.5, "native", None),
+        (1 * _GIB, 50 * _GIB, 0, 0.5, "native", None),
+        (0, 50 * _GIB, 0, 1.0, "native", None),
+        (1, 50 * _GIB, 0, 1.0, "cudaMallocAsync", None),
     ],
 )
-def test_regions_are_kept_if_they_are_a_small_part(
-    monkeypatch: pytest.MonkeyPatch, block_bytes: int, share: float, backend: str, is_kept: bool
+def test_few_regions_are_kept_where_memory_is_plentiful(
+    monkeypatch: pytest.MonkeyPatch,
+    block_bytes: int,
+    free: int,
+    reserved: int,
+    share: float,
+    backend: str,
+    most_reserved: float | None,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 16 << 30))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
+    devices: list[object] = []
+
+    def tell(device: object, value: Any) -> Any:
+        devices.append(device)
+        return value
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: tell(d, (free, 50 * _GIB)))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda d: tell(d, share))
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda d: tell(d, reserved))
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
     graph = FakeGraph(block_bytes=block_bytes)
-    allocator.keep_regions(graph)
-    assert graph.keeps_regions == is_kept
+    allocator.keep_regions(graph, 3)
+    assert graph.most_reserved == most_reserved
+    assert set(devices) <= {3}  # the current one may have no context
 
 
 def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +173,14 @@ def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", refuse)
     graph = FakeGraph(block_bytes=1)
-    allocator.keep_regions(graph)
-    assert not graph.keeps_regions
+    allocator.keep_regions(graph, 0)
+    assert graph.most_reserved is None
+
+
+def test_regions_are_not_kept_if_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "0")
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: pytest.fail("asked"))
+    allocator.keep_regions(FakeGraph(block_bytes=1), 0)
 
 
 def test_what_graphs_keep_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +190,3 @@ def test_what_graphs_keep_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
     allocator.give_back_all()
     assert calls == ["kept", "cache"]
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch with CUDA")
-def test_the_allocator_calls_back() -> None:
-    assert runtime.engine().regions_can_be_kept

@@ -22,8 +22,9 @@ MUCH = 1 << 25
 # The inverse of the share of the device's free memory up to which copies may lie on the device.
 _SHARE = 16
 # The inverse of the share of the device's memory up to which a graph keeps internal memory that its
-# launches allocate.
-_KEPT_SHARE = 32
+# launches allocate, and the share that has to be free.
+_KEPT_SHARE = 50
+_PLENTY = 0.25
 
 _is_due = False  # whether the next call gives memory back; a race costs or saves one time
 
@@ -78,18 +79,21 @@ def is_scarce(wanted: int) -> bool:
 
 def free_bytes() -> float:
     """Bytes that the allocator may still take from the current device."""
-    free, total = torch.cuda.mem_get_info()
-    return min(free, _allowed_of(total) - reserved_bytes())
+    return _memory_of(None)[0]
 
 
-def _allowed_of(total: int) -> float:
-    """Bytes that the process may take of a device's."""
-    return torch.cuda.get_per_process_memory_fraction() * total
+def _memory_of(device: int | None) -> tuple[float, float]:
+    """Bytes that the allocator may still take from a device, and may have in all. None: the current
+    device."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total
+    return min(free, allowed - reserved_bytes(device)), allowed
 
 
-def reserved_bytes() -> int:
-    """``torch.cuda.memory_reserved`` of the current device. That flattens and sorts all statistics."""
-    statistics = torch.cuda.memory_stats_as_nested_dict()
+def reserved_bytes(device: int | None = None) -> int:
+    """``torch.cuda.memory_reserved``, by default of the current device. That flattens and sorts all
+    statistics."""
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)
     return int(statistics["reserved_bytes"]["all"]["current"]) if statistics else 0
 
 
@@ -123,14 +127,14 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
         graph.defragment_workspace()
 
 
-def keep_regions(graph: _engine.CapturedGraph) -> None:
-    """Lets launches of a selected graph keep the internal memory that they allocate, if it is a small
-    part of the device's, until PyTorch's allocator needs it. Never raises."""
+def keep_regions(graph: _engine.CapturedGraph, device: int) -> None:
+    """Lets launches of a selected graph keep the internal memory that they allocate, if it is little
+    and memory is plentiful, and as long as that is so. Never raises."""
     if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") == "0":
         return
     with contextlib.suppress(RuntimeError):
         if torch.cuda.get_allocator_backend() != "native":
-            return  # others do not call back
-        _, total = torch.cuda.mem_get_info()
-        if graph.block_bytes * _KEPT_SHARE <= _allowed_of(total):
-            graph.keep_regions()
+            return  # others need not tell what they have reserved
+        free, allowed = _memory_of(device)
+        if graph.block_bytes * _KEPT_SHARE <= allowed and free >= allowed * _PLENTY:
+            graph.keep_regions(int(allowed * (1 - _PLENTY)))

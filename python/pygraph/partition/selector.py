@@ -185,7 +185,7 @@ class Selector:
         with runtime.harmless("settling a graph's workspace"):
             allocator.defragment_workspace(graph)
             if self._host.info.is_whole:
-                allocator.keep_regions(graph)
+                allocator.keep_regions(graph, self._host.info.device)
 
     # Rechecks.
 
