@@ -55,8 +55,8 @@ def test_room_is_made_where_there_is_none(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 16 << 30))
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 4 << 30)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device=None: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: share)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     assert allocator.make_room(wanted) == (not gives_back)
     assert bool(calls) == gives_back
@@ -64,9 +64,9 @@ def test_room_is_made_where_there_is_none(
 
 def test_room_that_was_made_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 30]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], 16 << 30))
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 4 << 30)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free[-1], 16 << 30))
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device=None: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: 1.0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(8 << 30))
     assert allocator.make_room(5 << 30)
     assert not allocator.make_room(12 << 30)
@@ -87,7 +87,7 @@ def test_stand_ins_are_not_limited_and_the_limit_comes_back(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     shares = [share]
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: shares[-1])
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     with pytest.raises(ValueError, match="refused"), during(allocator.lift_limit):
         assert shares[-1] == 1.0
@@ -103,7 +103,7 @@ def test_the_processs_limit_survives_an_interrupt(monkeypatch: pytest.MonkeyPatc
         if share == 1.0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: shares[-1])
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: shares[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
     with pytest.raises(KeyboardInterrupt), during(allocator.lift_limit):
         pass

@@ -148,8 +148,8 @@ def test_the_calls_own_pieces_stay_for_the_next_call(
     events: list[str] = []
     monkeypatch.setattr(rehearsal.allocator, "give_back", lambda after: events.append("give back"))
     monkeypatch.setattr(rehearsal.allocator, "free_library_workspaces", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
-    monkeypatch.setattr(rehearsal.allocator, "reserved_bytes", lambda device: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1, 2))
+    monkeypatch.setattr(rehearsal.allocator, "reserved_bytes", lambda device=None: 1)
 
     def function(args: list[torch.Tensor]) -> list[torch.Tensor]:
         events.append("run")
