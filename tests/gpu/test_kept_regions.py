@@ -61,12 +61,10 @@ def test_a_launch_finds_what_the_last_one_used() -> None:
     before = torch.cuda.memory_allocated()
     graphed, x = _warmed_up()
     assert torch.cuda.memory_allocated() - before >= _INTERNAL
-    reserved = torch.cuda.memory_reserved()
     assert _allocations(lambda: graphed(x)) == 1  # the result
     for _ in range(3):
         y = _input()
         assert_same(graphed(y), _step(y))
-    assert torch.cuda.memory_reserved() <= reserved + 3 * _PART  # the uncaptured steps'
 
 
 def test_nothing_is_kept_once_memory_is_short() -> None:
