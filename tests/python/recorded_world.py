@@ -282,7 +282,7 @@ class World:
             (torch.cuda, "get_per_process_memory_fraction", lambda device=None: gpu.fraction),
             (torch.cuda, "set_per_process_memory_fraction", set_fraction),
             (torch.cuda, "mem_get_info", lambda device=None: (1 << 40, 1 << 41)),
-            (torch.cuda, "memory_stats_as_nested_dict", dict),
+            (torch.cuda, "memory_stats_as_nested_dict", lambda device=None: {}),
             (torch.cuda, "memory_allocated", lambda: 0),
             (torch.cuda, "empty_cache", lambda: None),
             (torch.cuda, "CUDAGraph", lambda keep_graph=False: _Capture(gpu)),
