@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,6 +166,26 @@ def test_few_regions_are_kept_where_memory_is_plentiful(
     allocator.keep_regions(graph, 3)
     assert graph.most_reserved == most_reserved
     assert set(devices) <= {3}  # the current one may have no context
+
+
+def test_all_graphs_of_a_device_together_keep_few_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * _GIB, 50 * _GIB))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+
+    def keeps(graph: FakeGraph, device: int = 5) -> bool:
+        graph.most_reserved = None
+        allocator.keep_regions(graph, device)
+        return graph.most_reserved is not None
+
+    first, second, third = (FakeGraph(block_bytes=int(0.4 * _GIB)) for _ in range(3))
+    assert keeps(first) and keeps(second) and not keeps(third)
+    assert keeps(first)  # again
+    assert keeps(third, device=6)
+    del first
+    gc.collect()
+    assert keeps(third)
 
 
 def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 MUCH = 1 << 25
 # The inverse of the share of the device's free memory up to which copies may lie on the device.
 _SHARE = 16
-# The inverse of the share of the device's memory up to which a graph keeps internal memory that its
-# launches allocate, and the share that has to be free.
+# The inverse of the share of a device's memory up to which graphs keep internal memory that their
+# launches allocate, all together, and the share that has to be free.
 _KEPT_SHARE = 50
 _PLENTY = 0.25
 
+# By device, the graphs that keep some.
+_keeping: defaultdict[int, weakref.WeakSet[_engine.CapturedGraph]] = defaultdict(weakref.WeakSet)
 _is_due = False  # whether the next call gives memory back; a race costs or saves one time
 
 
@@ -128,13 +132,15 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
 
 
 def keep_regions(graph: _engine.CapturedGraph, device: int) -> None:
-    """Lets launches of a selected graph keep the internal memory that they allocate, if it is little
-    and memory is plentiful, and as long as that is so. Never raises."""
+    """Lets launches of a selected graph keep the internal memory that they allocate, if all graphs
+    together keep little, and memory is plentiful, and as long as it is. Never raises."""
     if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") == "0":
         return
     with contextlib.suppress(RuntimeError):
         if torch.cuda.get_allocator_backend() != "native":
             return  # others need not tell what they have reserved
         free, allowed = _memory_of(device)
-        if graph.block_bytes * _KEPT_SHARE <= allowed and free >= allowed * _PLENTY:
+        kept = sum(other.block_bytes for other in _keeping[device] if other is not graph)
+        if (kept + graph.block_bytes) * _KEPT_SHARE <= allowed and free >= allowed * _PLENTY:
+            _keeping[device].add(graph)
             graph.keep_regions(int(allowed * (1 - _PLENTY)))
