@@ -51,18 +51,19 @@ void KeptRegions::begin(uint64_t most_reserved) {
 
 KeptRegions::Regions KeptRegions::take(CallStream stream) {
   if (!keeps_) return {};
+  Regions of_another_stream;
   const std::lock_guard lock(users().mutex);
-  if (stream.handle != stream_) return {};
-  return std::exchange(regions_, {});
+  if (stream.handle == stream_) return std::exchange(regions_, {});
+  of_another_stream.swap(regions_);
+  return {};
 }
 
-// Those of another stream give way: a program that has moved to another stream stays there. Nothing
-// is kept of a stream that may be destroyed, because another one may get its handle.
+// Nothing is kept of a stream that may be destroyed, because another one may get its handle.
 void KeptRegions::keep(CallStream stream, Regions& regions) {
   if (!keeps_ || !stream.is_permanent) return;
   if (launches_++ % kLaunchesPerLook == 0 && is_short_of_memory()) {
     keeps_ = false;
-    free();
+    free_all();  // also of graphs that are not launched any more
     return;
   }
   const std::lock_guard lock(users().mutex);

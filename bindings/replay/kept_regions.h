@@ -30,9 +30,11 @@ class KeptRegions {
   KeptRegions& operator=(const KeptRegions&) = delete;
 
   // Keeps regions from now on, as long as PyTorch's allocator has reserved at most so many bytes of
-  // the device: once it has more, nothing is kept any more.
+  // the device: once a launch sees that it has more, this graph keeps nothing any more, and what
+  // others keep is freed.
   void begin(uint64_t most_reserved);
-  // The regions of the last launch, if that was on this stream; else none.
+  // The regions of the last launch, if that was on this stream. Else none, and those of the other
+  // stream are freed: a program that has moved to another stream stays there.
   Regions take(CallStream stream);
   // Takes over the regions of a launch, if any are kept. What is left in `regions` is to be freed.
   void keep(CallStream stream, Regions& regions);

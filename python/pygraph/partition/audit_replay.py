@@ -65,7 +65,7 @@ class AuditReplay:
         wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
         if free_bytes() >= wanted:
             return
-        self._graph.release_workspace()  # and what it keeps
+        runtime.engine().free_kept_regions()
         if free_bytes() + _kept_bytes() >= wanted:
             give_back(wanted)
         if free_bytes() < wanted:

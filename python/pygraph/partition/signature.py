@@ -55,8 +55,7 @@ class PartitionInfo:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a whole function of the program, whose own graph is the next one that can use
-        its internal memory: no backward follows."""
+        """Whether it is a whole function of the program, and not the forward or the backward of one."""
         return self.runs_program and self.kind == "inference"
 
     @property
