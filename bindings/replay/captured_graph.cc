@@ -126,6 +126,7 @@ void CapturedGraph::release_workspace() noexcept {
 
 void CapturedGraph::note_no_room() {
   release_workspace();
+  KeptRegions::free_all();
   if (back_off_.note_no_room()) failure = "its replays ran out of memory";
 }
 

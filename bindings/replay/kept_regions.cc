@@ -46,6 +46,7 @@ void KeptRegions::begin(uint64_t most_reserved) {
   const std::lock_guard lock(users().mutex);
   users().all.insert(this);
   most_reserved_ = most_reserved;
+  launches_ = 0;  // the first launch looks
   keeps_ = true;
 }
 

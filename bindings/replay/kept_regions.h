@@ -16,7 +16,7 @@
 
 namespace pygraph::bindings {
 
-// Of one graph. Thread-safe. Memory is freed without holding a lock.
+// Of one graph. Thread-safe. Memory is freed without holding the lock of what is kept.
 class KeptRegions {
  public:
   using Regions = std::vector<c10::DataPtr>;
@@ -49,7 +49,7 @@ class KeptRegions {
   const c10::Device device_;
   std::atomic<bool> keeps_ = false;
   std::atomic<uint64_t> launches_ = 0;
-  uint64_t most_reserved_ = 0;
+  std::atomic<uint64_t> most_reserved_ = 0;
   CUstream stream_ = nullptr;
   Regions regions_;
 };

@@ -14,6 +14,7 @@ from pygraph.partition import pipeline, timed_calls
 from pygraph.partition.attempt import Attempt
 from pygraph.partition.call import Call, SideEffects
 from pygraph.partition.partition import Partition
+from pygraph.partition.recording_policy import RecordingPolicy
 from pygraph.select import decision_cache
 from pygraph.select.trial import Sample
 
@@ -51,7 +52,7 @@ class Many(audit_world.Engine):
 
 
 def without_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls take a millisecond; nothing is on disk."""
+    """All calls take a millisecond, recordings are worth it at once; nothing is on disk."""
     runtime.partitions.clear()
     monkeypatch.setattr(decision_cache, "load", lambda key: None)
     monkeypatch.setattr(decision_cache, "save", lambda key, decision: None)
@@ -62,6 +63,7 @@ def without_times(monkeypatch: pytest.MonkeyPatch) -> None:
         return result, Sample(1e-3, device=1e-3) if sleep > 0 else Sample(1e-3, latency=1e-3)
 
     monkeypatch.setattr(timed_calls, "timed", timed)
+    monkeypatch.setattr(RecordingPolicy, "seconds_to_wait", lambda *of, **how: 0.0)
 
 
 def world_without_times(monkeypatch: pytest.MonkeyPatch) -> World:

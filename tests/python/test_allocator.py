@@ -152,6 +152,7 @@ def test_few_regions_are_kept_where_memory_is_plentiful(
     backend: str,
     most_reserved: float | None,
 ) -> None:
+    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
     devices: list[object] = []
 
     def tell(device: object, value: Any) -> Any:
@@ -169,6 +170,7 @@ def test_few_regions_are_kept_where_memory_is_plentiful(
 
 
 def test_all_graphs_of_a_device_together_keep_few_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * _GIB, 50 * _GIB))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 0)
@@ -192,14 +194,21 @@ def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     def refuse() -> str:
         raise RuntimeError("no driver")
 
+    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", refuse)
     graph = FakeGraph(block_bytes=1)
     allocator.keep_regions(graph, 0)
     assert graph.most_reserved is None
 
 
-def test_regions_are_not_kept_if_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "0")
+@pytest.mark.parametrize("value", [None, "0", ""])
+def test_regions_are_kept_only_if_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    if value is None:
+        monkeypatch.delenv("PYGRAPH_KEEP_MEMORY", raising=False)
+    else:
+        monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", value)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: pytest.fail("asked"))
     allocator.keep_regions(FakeGraph(block_bytes=1), 0)
 

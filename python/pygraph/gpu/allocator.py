@@ -132,15 +132,15 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
 
 
 def keep_regions(graph: _engine.CapturedGraph, device: int) -> None:
-    """Lets launches of a selected graph keep the internal memory that they allocate, if all graphs
-    together keep little, and memory is plentiful, and as long as it is. Never raises."""
-    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") == "0":
+    """Lets launches of a selected graph keep the internal memory that they allocate, if the user says
+    so, all graphs together keep little, and memory is plentiful, and as long as it is. Never raises."""
+    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") != "1":
         return
     with contextlib.suppress(RuntimeError):
         if torch.cuda.get_allocator_backend() != "native":
             return  # others need not tell what they have reserved
         free, allowed = _memory_of(device)
-        kept = sum(other.block_bytes for other in _keeping[device] if other is not graph)
+        kept = sum(other.block_bytes for other in _keeping[device].copy() if other is not graph)
         if (kept + graph.block_bytes) * _KEPT_SHARE <= allowed and free >= allowed * _PLENTY:
             _keeping[device].add(graph)
             graph.keep_regions(int(allowed * (1 - _PLENTY)))
