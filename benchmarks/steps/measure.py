@@ -28,7 +28,6 @@ from benchmarks.steps.program import StepWorkload
 from benchmarks.steps.variants import Variant, make, names_for
 from benchmarks.turn import Turn
 from pygraph import runtime
-from pygraph.gpu import allocator
 
 NOW = "NOW "  # before the name of the variant that comes next, in a worker's output
 BROKEN = 3  # a worker's exit status
@@ -136,7 +135,8 @@ class StepMeasurement:
         if measures:
             # What cuBLAS keeps stays: graphs made by hand use it.
             torch.cuda.synchronize()
-            allocator.give_back_all()  # also what graphs of other variants keep
+            runtime.release_workspaces()  # of other variants' graphs, which this one's would share
+            torch.cuda.empty_cache()
             before = device_memory.mark()
         others = set(runtime.partitions)
         start, waited = time.perf_counter(), self._turn.waited

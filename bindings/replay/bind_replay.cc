@@ -49,7 +49,7 @@ void bind_captured_graph(py::module_& m) {
           py::arg("generator") = py::none())
       .def("release_workspace", &CapturedGraph::release_workspace)
       .def("defragment_workspace", &CapturedGraph::defragment_workspace)
-      .def("keep_regions", &CapturedGraph::keep_regions)
+      .def("hold_blocks", &CapturedGraph::hold_blocks)
       .def("link_map", [](const CapturedGraph& graph) { return link_map(graph.linked()); })
       .def("matches",
            [](const CapturedGraph& graph, const py::list& arguments) {
@@ -83,8 +83,8 @@ void bind_captured_graph(py::module_& m) {
   add("nodes_touched", [](auto& graph) { return graph.nodes_touched.load(); });
   add("donated", [](auto& graph) { return graph.plan().donated(); });
   add("output_bytes", [](auto& graph) { return graph.plan().output_bytes(); });
-  add("block_bytes", [](auto& graph) { return graph.plan().block_bytes(); });
-  add("workspace_bytes", [](auto& graph) { return graph.linked().workspace_size; });
+  add("block_bytes", [](auto& graph) { return graph.block_bytes(); });
+  add("workspace_bytes", [](auto& graph) { return graph.workspace_bytes(); });
   add("nodes", [](auto& graph) { return graph.linked().recording.nodes.size(); });
   add("inputs", [](auto& graph) { return graph.linked().recording.inputs.size(); });
   add("outputs", [](auto& graph) { return graph.linked().recording.outputs.size(); });
@@ -145,7 +145,8 @@ void bind_replay(py::module_& m) {
   py::register_exception<StreamNotReady>(m, "StreamNotReady", PyExc_RuntimeError);
   py::register_exception<NotGivenAway>(m, "NotGivenAway", PyExc_RuntimeError);
   m.def("driver_version", &driver_version);
-  m.def("free_kept_regions", &KeptRegions::free_all);
+  m.def("drop_blocks",
+        [](c10::DeviceIndex device) { HeldBlocks::drop_all(c10::Device(c10::kCUDA, device)); });
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);
   bind_graphed_callable(m);

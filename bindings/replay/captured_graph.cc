@@ -31,7 +31,7 @@ CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
       held_(std::move(held)),
       fft_plans_(fft_plans),
       switches_(current_switches()),
-      kept_(device),
+      held_blocks_(device),
       slots_(driver, kMostStreams),
       replicas_(first_replica(driver, std::move(graph), std::move(linked))),
       plan_(arguments_, outputs_, executable(), device),
@@ -49,7 +49,6 @@ std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replic
 
 CapturedGraph::~CapturedGraph() {
   const WithoutPythonLock unlocked;  // the driver may wait for the device
-  kept_.free();
   for (const auto& replica : replicas_) replica->release();
   replicas_.clear();
 }
@@ -64,6 +63,7 @@ void CapturedGraph::Replica::reserve(uint64_t bytes) {
 void CapturedGraph::Replica::release() noexcept {
   if (reserved > 0) workspace->release(reserved);
   reserved = 0;
+  holds_blocks = false;
 }
 
 CallStream CapturedGraph::call_stream() const {
@@ -121,12 +121,17 @@ void CapturedGraph::release_workspace() noexcept {
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(mutex_);
   for (const auto& replica : replicas_) replica->release();
-  kept_.free();
+}
+
+void CapturedGraph::release_blocks() noexcept {
+  for (const auto& replica : replicas_) {
+    if (replica->holds_blocks) replica->release();
+  }
 }
 
 void CapturedGraph::note_no_room() {
   release_workspace();
-  KeptRegions::free_all();
+  HeldBlocks::drop_all(device_);
   if (back_off_.note_no_room()) failure = "its replays ran out of memory";
 }
 
@@ -145,13 +150,33 @@ void CapturedGraph::defragment_workspace() {
     const std::lock_guard lock(mutex_);
     size_t slot = 0;
     Replica& replica = replica_for(stream, slot);
-    const uint64_t bytes = plan_.workspace_needed(plan_.may_donate());
+    const bool with_blocks = held_blocks_.are_held(stream);
+    const uint64_t bytes = plan_.workspace_needed(plan_.may_donate(), with_blocks);
     replica.reserve(bytes);
+    replica.holds_blocks = with_blocks;
     workspace = replica.workspace;
     const std::lock_guard entered(workspace->mutex());
-    workspace->acquire(bytes);
+    workspace->acquire(bytes, with_blocks ? plan_.block_bytes() : 0);
   }
   workspace->defragment();
+}
+
+void CapturedGraph::hold_blocks(uint64_t most, uint64_t most_reserved) {
+  const c10::OptionalDeviceGuard guard(device_);
+  const CallStream stream = call_stream();
+  if (!stream.is_permanent) return;
+  const WithoutPythonLock unlocked;
+  const std::lock_guard lock(mutex_);
+  size_t slot = 0;
+  const Workspace& workspace = *replica_for(stream, slot).workspace;
+  if (workspace.blocks_elsewhere() + plan_.block_bytes() <= most) {
+    held_blocks_.begin(stream, most_reserved);
+  }
+}
+
+uint64_t CapturedGraph::workspace_bytes() const {
+  const bool holds_blocks = held_blocks_.are_held();
+  return holds_blocks ? plan_.workspace_needed(plan_.may_donate(), true) : linked().workspace_size;
 }
 
 bool CapturedGraph::matches(PyObject* arguments, const Switches& switches, Positions known) const {
@@ -170,10 +195,13 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   const std::lock_guard lock(mutex_);
   size_t slot = 0;
   Replica& replica = replica_for(launch.stream, slot);
-  const uint64_t needed = plan_.workspace_needed(launch.donated);
+  const uint64_t needed = plan_.workspace_needed(launch.donated, launch.holds_blocks);
+  const uint64_t blocks = launch.holds_blocks ? plan_.block_bytes() : 0;
+  if (!launch.holds_blocks) release_blocks();
   replica.reserve(needed);
+  replica.holds_blocks = launch.holds_blocks;
   const std::lock_guard entered(replica.workspace->mutex());
-  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed) : 0;
+  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed, blocks) : 0;
   const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
   plan_.place_internal_memory(launch, workspace, random_memory);
   ExecutableGraph& executable = *replica.executable;
@@ -225,7 +253,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
   launch.addresses.reserve(executable().slot_count());
   plan_.collect_input_addresses(arguments, own, launch.addresses);
   launch.outputs.resize(outputs_.block_bytes.size());
-  launch.regions = kept_.take(launch.stream);
+  launch.holds_blocks = held_blocks_.are_held(launch.stream);
   launch.regions.resize(linked().regions.size());
   const std::vector<at::Generator> generators = random_.generators(arguments, device_, generator);
   Donations donations;  // given back if anything below throws
@@ -245,8 +273,8 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
       random_.unreserve(generators, positions);
       throw;
     }
-    kept_.keep(launch.stream, launch.regions);
     launch.regions.clear();  // reused in stream order
+    if (launch.holds_blocks) held_blocks_.look();
   }
   donations.commit();
   back_off_.note_replay();

@@ -13,7 +13,7 @@
 
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
-#include "replay/kept_regions.h"
+#include "replay/held_blocks.h"
 #include "replay/launch.h"
 #include "replay/left_gradients.h"
 #include "replay/memory_back_off.h"
@@ -61,8 +61,7 @@ class CapturedGraph {
   // Lays out what an uncaptured call has saved as a replay does (tensors/saved_blocks.h).
   void join_saved(PyObject* outputs) const;
 
-  // Releases its share of the streams' workspaces and the regions that it keeps; the next replay
-  // takes them again.
+  // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
   // To be called when a replay found no memory. Releases the graph's memory for the uncaptured run.
   // If this happens often, the graph rests (memory_back_off.h).
@@ -74,9 +73,13 @@ class CapturedGraph {
   // Prepares a graph that is to stay: takes its share of the current stream's workspace, and moves
   // the workspace to its final place. Throws like replay().
   void defragment_workspace();
-  // Keeps the internal memory that a launch allocates for the next launch, as long as PyTorch's
-  // allocator has reserved at most so many bytes (kept_regions.h).
-  void keep_regions(uint64_t most_reserved) { kept_.begin(most_reserved); }
+  // From now on, launches on the current stream find their blocks in its workspace (held_blocks.h),
+  // if the workspaces of the device then contain at most `most` bytes of blocks, and as long as
+  // PyTorch's allocator has reserved at most `most_reserved`. Throws like replay().
+  void hold_blocks(uint64_t most, uint64_t most_reserved);
+  // Internal memory that stays allocated, and that a launch allocates and frees.
+  uint64_t workspace_bytes() const;
+  uint64_t block_bytes() const { return held_blocks_.are_held() ? 0 : plan_.block_bytes(); }
 
   // Binds the arguments and fresh outputs, launches on PyTorch's current stream and returns the
   // outputs. Needs Python's lock, and releases it from the allocation of outputs to the launch.
@@ -123,6 +126,7 @@ class CapturedGraph {
     std::unique_ptr<ExecutableGraph> executable;
     std::shared_ptr<Workspace> workspace;
     uint64_t reserved = 0;       // bytes of it
+    bool holds_blocks = false;   // whether blocks are among them
     c10::DataPtr random_memory;  // 16 bytes (seed, offset) per source
     void reserve(uint64_t bytes);
     void release() noexcept;
@@ -134,6 +138,8 @@ class CapturedGraph {
   static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
                                                              LinkedGraph linked);
   std::unique_ptr<Replica> new_replica() const;
+  // Releases the shares that were taken while the graph held blocks; hold the lock.
+  void release_blocks() noexcept;
   CallStream call_stream() const;
   bool gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const;
   void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);
@@ -147,7 +153,7 @@ class CapturedGraph {
   Switches switches_;                  // that it was recorded under
   MemoryBackOff back_off_;
   LeftGradients left_gradients_;
-  KeptRegions kept_;
+  HeldBlocks held_blocks_;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
   StreamSlots slots_;

@@ -15,8 +15,9 @@ struct Launch {
   CallStream stream;
   std::vector<uint64_t> addresses;    // by slot
   std::vector<c10::Storage> outputs;  // by block
-  std::vector<c10::DataPtr> regions;  // by region; none for those in an input
+  std::vector<c10::DataPtr> regions;  // by region; none for those in an input, or held
   bool donated = false;               // whether it uses the memory of donated inputs
+  bool holds_blocks = false;          // whether the workspace contains its blocks (held_blocks.h)
   int poison = -1;                    // as in CapturedGraph::replay()
 };
 

@@ -44,6 +44,7 @@ void MemoryPlan::plan_allocations() {
     allocations_.push_back({outputs_.block_bytes[i], true, i});
   }
   const std::vector<const OutputBuffer*> slots = output_slots(outputs_);
+  block_offsets_.resize(linked_.regions.size());
   for (uint32_t i = 0; i < linked_.regions.size(); ++i) {
     const Region& region = linked_.regions[i];
     if (region.output != Region::kNoOutput) {
@@ -51,6 +52,8 @@ void MemoryPlan::plan_allocations() {
       bytes = std::max(bytes, region.size);
     } else if (region.input == Region::kOwnBlock) {
       allocations_.push_back({region.size, false, i});
+      block_offsets_[i] = block_bytes_;
+      block_bytes_ += align_up(region.size);
     }
   }
   std::ranges::stable_sort(allocations_, std::greater(), &Allocation::bytes);
@@ -62,15 +65,6 @@ std::vector<uint32_t> MemoryPlan::donated() const {
     positions.insert(positions.end(), tensors.positions.begin(), tensors.positions.end());
   }
   return positions;
-}
-
-uint64_t MemoryPlan::block_bytes() const {
-  uint64_t bytes = 0;
-  for (const Region& region : linked_.regions) {
-    const bool is_own = region.input == Region::kOwnBlock && region.output == Region::kNoOutput;
-    if (is_own) bytes += region.size;
-  }
-  return bytes;
 }
 
 bool MemoryPlan::gives_away(PyObject* arguments, Py_ssize_t holders) const {
@@ -117,7 +111,7 @@ void MemoryPlan::allocate(Launch& launch) const {
   static c10::Allocator* allocator = c10::GetAllocator(device_.type());
   for (const auto& [bytes, is_output, index] : allocations_) {
     if (!is_output) {
-      if (!launch.regions[index]) launch.regions[index] = allocator->allocate(bytes);
+      if (!launch.holds_blocks) launch.regions[index] = allocator->allocate(bytes);
     } else if (!launch.outputs[index]) {
       launch.outputs[index] =
           c10::Storage(c10::Storage::use_byte_size_t(), outputs_.block_bytes[index],
@@ -145,7 +139,9 @@ void MemoryPlan::place_internal_memory(Launch& launch, uint64_t workspace,
     if (region.output != Region::kNoOutput) {
       address = launch.addresses[slot_arguments_.size() + region.output];
     } else if (region.input == Region::kOwnBlock) {
-      address = reinterpret_cast<uint64_t>(launch.regions[i].get());
+      address = launch.holds_blocks
+                    ? workspace + start_of_blocks(launch.donated) + block_offsets_[i]
+                    : reinterpret_cast<uint64_t>(launch.regions[i].get());
     } else {
       address =
           launch.donated ? launch.addresses[region.input] : workspace + region.fallback_offset;

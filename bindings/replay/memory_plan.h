@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pygraph/alignment.h"
 #include "pygraph/executable.h"
 #include "replay/launch.h"
 #include "replay/own_inputs.h"
@@ -29,9 +30,11 @@ class MemoryPlan {
   bool gives_away(PyObject* arguments, Py_ssize_t holders) const;
 
   uint64_t output_bytes() const;  // that a launch allocates
-  uint64_t block_bytes() const;   // of internal memory that a launch allocates, and frees or keeps
-  uint64_t workspace_needed(bool donated) const {
-    return donated ? linked_.workspace_size : linked_.workspace_size_if_kept;
+  // Of internal memory beside the workspace, which a launch allocates and frees unless it is held.
+  uint64_t block_bytes() const { return block_bytes_; }
+  // Blocks that are held lie behind the rest of the workspace.
+  uint64_t workspace_needed(bool donated, bool holds_blocks) const {
+    return start_of_blocks(donated) + (holds_blocks ? block_bytes_ : 0);
   }
 
   // The steps of a launch, in order. The first two need Python's lock.
@@ -39,7 +42,7 @@ class MemoryPlan {
   void collect_input_addresses(PyObject* arguments, const OwnInputs* own,
                                std::vector<uint64_t>& addresses) const;
   void take_donated(Launch& launch, PyObject* arguments, Donations& donations) const;
-  void allocate(Launch& launch) const;  // what it does not have yet
+  void allocate(Launch& launch) const;
   // `random_memory`: 0 if the graph draws no random numbers.
   void place_internal_memory(Launch& launch, uint64_t workspace, uint64_t random_memory) const;
   // For verification. Throw DriverError.
@@ -56,6 +59,10 @@ class MemoryPlan {
   };
   static constexpr uint32_t kNoArgument = ~uint32_t{0};
 
+  uint64_t start_of_blocks(bool donated) const {
+    return align_up(donated ? linked_.workspace_size : linked_.workspace_size_if_kept);
+  }
+
   void plan_donations();
   void plan_allocations();
 
@@ -69,6 +76,8 @@ class MemoryPlan {
   // it away, or kNoArgument.
   std::vector<uint32_t> donors_;
   std::vector<Allocation> allocations_;  // of one launch, largest first
+  std::vector<uint64_t> block_offsets_;  // by region, in the part of the workspace for blocks
+  uint64_t block_bytes_ = 0;
 };
 
 }  // namespace pygraph::bindings

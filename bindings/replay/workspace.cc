@@ -38,20 +38,57 @@ void give_free_memory_back() {
   }
 }
 
+// All workspaces, by the device and the driver's number of the stream.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::pair<int, uint64_t>, std::weak_ptr<Workspace>> workspaces;
+};
+
+Registry& registry() {
+  static auto* registry = new Registry;  // graphs may outlive static objects
+  return *registry;
+}
+
 }  // namespace
 
 std::shared_ptr<Workspace> Workspace::of_stream(int device, uint64_t stream_id) {
-  static std::mutex mutex;
-  static auto* workspaces = new std::map<std::pair<int, uint64_t>, std::weak_ptr<Workspace>>;
-  const std::lock_guard lock(mutex);
-  std::erase_if(*workspaces, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<Workspace>& known = (*workspaces)[{device, stream_id}];
+  const std::lock_guard lock(registry().mutex);
+  auto& workspaces = registry().workspaces;
+  std::erase_if(workspaces, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Workspace>& known = workspaces[{device, stream_id}];
   std::shared_ptr<Workspace> workspace = known.lock();
   if (workspace == nullptr) known = workspace = std::make_shared<Workspace>(device);
   return workspace;
 }
 
+std::vector<std::shared_ptr<Workspace>> Workspace::all_of(int device) {
+  std::vector<std::shared_ptr<Workspace>> found;
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& [key, workspace] : registry().workspaces) {
+    if (key.first != device) continue;
+    if (auto alive = workspace.lock()) found.push_back(std::move(alive));
+  }
+  return found;
+}
+
 Workspace::Workspace(int device) : device_(device) {}
+
+uint64_t Workspace::blocks_elsewhere() const {
+  uint64_t bytes = 0;
+  for (const auto& workspace : all_of(device_)) {
+    if (workspace.get() != this) bytes += workspace->block_bytes_;
+  }
+  return bytes;
+}
+
+void Workspace::free_blocks(int device) {
+  for (const auto& workspace : all_of(device)) {
+    const std::lock_guard lock(workspace->mutex_);
+    if (workspace->block_bytes_ == 0) continue;
+    workspace->free_memory();
+    workspace->block_bytes_ = 0;
+  }
+}
 
 void Workspace::grow(uint64_t bytes) {
   const uint64_t before = capacity_;
@@ -123,7 +160,9 @@ void Workspace::release(uint64_t bytes) noexcept {
   reservations_.erase(it);
   const uint64_t needed = reservations_.empty() ? 0 : *reservations_.rbegin();
   // The stream may not be the current one, or no longer exist: the next launch allocates.
-  if (needed < capacity_) free_memory();
+  if (needed >= capacity_) return;
+  free_memory();
+  block_bytes_ = 0;
 }
 
 }  // namespace pygraph::bindings

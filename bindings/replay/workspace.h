@@ -9,10 +9,12 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "pygraph/driver.h"
 
@@ -38,17 +40,27 @@ class Workspace {
   // workspace's stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
   void defragment();
 
+  // Bytes of blocks (held_blocks.h) in the other workspaces of the device.
+  uint64_t blocks_elsewhere() const;
+  // Frees the workspaces of a device that contain blocks. The next launches allocate what they
+  // need.
+  static void free_blocks(int device);
+
   // For the launch of a graph: hold the lock, then call acquire(), bind, launch. The lock protects
   // the memory until then.
   std::mutex& mutex() { return mutex_; }
-  // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
-  // c10::OutOfMemoryError if there is no memory; the share of the other graphs is kept if possible.
-  uint64_t acquire(uint64_t bytes) {
+  // The address of at least `bytes`, of which `blocks` are for blocks. The workspace's stream must
+  // be PyTorch's current one. Throws c10::OutOfMemoryError if there is no memory; the share of the
+  // other graphs is kept if possible.
+  uint64_t acquire(uint64_t bytes, uint64_t blocks) {
     if (capacity_ < bytes) grow(bytes);
+    if (block_bytes_ < blocks) block_bytes_ = blocks;
     return reinterpret_cast<uint64_t>(memory_.get());
   }
 
  private:
+  static std::vector<std::shared_ptr<Workspace>> all_of(int device);
+
   void grow(uint64_t bytes);
   void free_memory() noexcept;
   void allocate(uint64_t bytes);
@@ -59,6 +71,7 @@ class Workspace {
   std::multiset<uint64_t> reservations_;
   c10::DataPtr memory_;
   uint64_t capacity_ = 0;
+  std::atomic<uint64_t> block_bytes_ = 0;  // of it, for blocks
   bool is_defragmented_ = false;
 };
 

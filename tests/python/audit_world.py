@@ -78,6 +78,7 @@ class Engine:
         self.graphs: list[Graph] = []
         self.without_graph: list[int] = []
         self.given_away_positions: list[int] = []
+        self.dropped: list[int] = []  # devices whose blocks were dropped
         self._calls = self._calls_per_recheck = 0
 
     def graphed_callable(self, uncaptured: Any, miss: Any, device: int) -> Any:
@@ -123,7 +124,10 @@ class Engine:
 
     clear_uncaptured_decisions = clear_waiting
     free_blas_workspaces = staticmethod(lambda: None)
-    free_kept_regions = staticmethod(lambda: None)
+
+    def drop_blocks(self, device: int) -> None:
+        self.dropped.append(device)
+
     needs_new_executable = staticmethod(lambda: False)
 
 

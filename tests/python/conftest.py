@@ -99,7 +99,7 @@ def told_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         waiting_seconds=real.waiting_seconds,
         clear_waiting=real.clear_waiting,
         free_blas_workspaces=lambda: None,
-        free_kept_regions=lambda: None,
+        drop_blocks=lambda device: None,
         add_uncaptured_decision=lambda callable, args, calls: told.append(calls),
         clear_uncaptured_decisions=real.clear_uncaptured_decisions,
         add_graph=lambda callable, graph, most, calls: [],

@@ -29,7 +29,7 @@ class FakeGraph(Base):
     function: what a replay runs. error: what a replay raises instead.
     poisons, gave_away: of each replay. generator: of the last one.
     released, settled: how often ``release_workspace`` and ``defragment_workspace`` were called.
-    most_reserved: of the last call of ``keep_regions``, or None.
+    limits: of the last call of ``hold_blocks``, or None.
     """
 
     name = ""
@@ -61,7 +61,7 @@ class FakeGraph(Base):
         self.gave_away: list[bool] = []
         self.generator: Any = None
         self.released = self.settled = 0
-        self.most_reserved: int | None = None
+        self.limits: tuple[int, int] | None = None
         for name, value in members.items():
             assert hasattr(FakeGraph, name), name
             setattr(self, name, value)
@@ -99,8 +99,8 @@ class FakeGraph(Base):
     def defragment_workspace(self) -> None:
         self.settled += 1
 
-    def keep_regions(self, most_reserved: int) -> None:
-        self.most_reserved = most_reserved
+    def hold_blocks(self, most: int, most_reserved: int) -> None:
+        self.limits = (most, most_reserved)
 
     def link_map(self) -> str:
         return ""

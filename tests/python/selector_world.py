@@ -81,7 +81,7 @@ class World:
         self.disk: dict[str, Decision] = {}
         self.without_graph: list[int] = []
         self.removed: list[Any] = []
-        self.workspaces_freed = 0
+        self.workspaces_freed = self.blocks_dropped = 0
         self.caches_emptied = 0
         self.is_profiled = False
         engine = SimpleNamespace(
@@ -91,6 +91,7 @@ class World:
             clear_uncaptured_decisions=lambda callable: None,
             remove_graph=lambda callable, graph: self.removed.append(graph),
             needs_new_executable=lambda: self.is_profiled,
+            drop_blocks=self._drop_blocks,
         )
         monkeypatch.setattr(runtime, "engine", lambda: engine)
         monkeypatch.setattr(timed_calls, "timed", self._timed)
@@ -104,6 +105,9 @@ class World:
 
     def _free_workspaces(self) -> None:
         self.workspaces_freed += 1
+
+    def _drop_blocks(self, device: int) -> None:
+        self.blocks_dropped += 1
 
     def _empty_cache(self) -> None:
         self.caches_emptied += 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -130,93 +128,108 @@ def test_memory_is_scarce_for_more_than_a_part_of_what_is_left(
 _GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("block_bytes", "free", "reserved", "share", "backend", "most_reserved"),
-    [
-        (1 * _GIB, 13 * _GIB, 0, 1.0, "native", 37.5 * _GIB),  # of 50 GiB
-        (1 * _GIB, 12 * _GIB, 0, 1.0, "native", None),
-        (1 * _GIB + 1, 50 * _GIB, 0, 1.0, "native", None),
-        (_GIB // 2, 50 * _GIB, 10 * _GIB, 0.5, "native", 18.75 * _GIB),
-        (_GIB // 2, 50 * _GIB, 20 * _GIB, 0.5, "native", None),
-        (1 * _GIB, 50 * _GIB, 0, 0.5, "native", None),
-        (0, 50 * _GIB, 0, 1.0, "native", None),
-        (1, 50 * _GIB, 0, 1.0, "cudaMallocAsync", None),
-    ],
-)
-def test_few_regions_are_kept_where_memory_is_plentiful(
+def _device_of(
     monkeypatch: pytest.MonkeyPatch,
-    block_bytes: int,
-    free: int,
-    reserved: int,
-    share: float,
-    backend: str,
-    most_reserved: float | None,
+    free: float,
+    reserved: float = 0,
+    share: float = 1.0,
+    backend: str = "native",
 ) -> None:
-    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
-    devices: list[object] = []
+    """Device 3 has 50 GiB. The current one may have no context."""
 
-    def tell(device: object, value: Any) -> Any:
-        devices.append(device)
+    def told(value: object, device: int) -> object:
+        assert device == 3
         return value
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: tell(d, (free, 50 * _GIB)))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda d: tell(d, share))
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda d: tell(d, reserved))
+    monkeypatch.setenv("PYGRAPH_HOLD_MEMORY", "1")
+    memory = (int(free), 50 * _GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: told(memory, device))
+    fraction = "get_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, fraction, lambda device: told(share, device))
+    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: told(int(reserved), device))
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
-    graph = FakeGraph(block_bytes=block_bytes)
-    allocator.keep_regions(graph, 3)
-    assert graph.most_reserved == most_reserved
-    assert set(devices) <= {3}  # the current one may have no context
 
 
-def test_all_graphs_of_a_device_together_keep_few_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * _GIB, 50 * _GIB))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
-    monkeypatch.setattr(allocator, "reserved_bytes", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+@pytest.mark.parametrize(
+    ("free", "reserved", "share", "most", "most_reserved"),
+    [
+        (50, 0, 1.0, 1.0, 37.5),
+        (14, 0, 1.0, 1.0, 1.5),  # others have the rest
+        (40, 10, 1.0, 1.0, 37.5),
+        (13.5, 36.5, 1.0, 1.0, 37.5),
+        (40, 10, 0.5, 0.5, 18.75),
+        (50, 17, 0.5, 0.5, 18.75),
+    ],
+)
+def test_few_blocks_are_held_where_memory_is_plentiful(
+    monkeypatch: pytest.MonkeyPatch,
+    free: float,
+    reserved: float,
+    share: float,
+    most: float,
+    most_reserved: float,
+) -> None:
+    _device_of(monkeypatch, free * _GIB, reserved * _GIB, share)
+    graph = FakeGraph(block_bytes=_GIB)
+    allocator.hold_blocks(graph, 3)
+    assert graph.limits == (int(most * _GIB), int(most_reserved * _GIB))
 
-    def keeps(graph: FakeGraph, device: int = 5) -> bool:
-        graph.most_reserved = None
-        allocator.keep_regions(graph, device)
-        return graph.most_reserved is not None
 
-    first, second, third = (FakeGraph(block_bytes=int(0.4 * _GIB)) for _ in range(3))
-    assert keeps(first) and keeps(second) and not keeps(third)
-    assert keeps(first)  # again
-    assert keeps(third, device=6)
-    del first
-    gc.collect()
-    assert keeps(third)
+@pytest.mark.parametrize(
+    ("block_bytes", "free", "reserved", "share", "backend"),
+    [
+        (1.0, 13.4, 0, 1.0, "native"),  # less than a quarter would be left
+        (1.0, 33, 17.8, 0.5, "native"),
+        (0, 50, 0, 1.0, "native"),
+        (1.0, 50, 0, 1.0, "cudaMallocAsync"),
+    ],
+)
+def test_no_blocks_are_held_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+    block_bytes: float,
+    free: float,
+    reserved: float,
+    share: float,
+    backend: str,
+) -> None:
+    _device_of(monkeypatch, free * _GIB, reserved * _GIB, share, backend)
+    graph = FakeGraph(block_bytes=int(block_bytes * _GIB))
+    allocator.hold_blocks(graph, 3)
+    assert graph.limits is None
 
 
-def test_a_refusal_to_keep_regions_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_to_hold_blocks_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> str:
         raise RuntimeError("no driver")
 
-    monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", "1")
+    _device_of(monkeypatch, 50 * _GIB)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", refuse)
     graph = FakeGraph(block_bytes=1)
-    allocator.keep_regions(graph, 0)
-    assert graph.most_reserved is None
+    allocator.hold_blocks(graph, 3)
+    assert graph.limits is None
 
 
 @pytest.mark.parametrize("value", [None, "0", ""])
-def test_regions_are_kept_only_if_the_user_says_so(
+def test_blocks_are_held_only_if_the_user_says_so(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
+    _device_of(monkeypatch, 50 * _GIB)
     if value is None:
-        monkeypatch.delenv("PYGRAPH_KEEP_MEMORY", raising=False)
+        monkeypatch.delenv("PYGRAPH_HOLD_MEMORY")
     else:
-        monkeypatch.setenv("PYGRAPH_KEEP_MEMORY", value)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: pytest.fail("asked"))
-    allocator.keep_regions(FakeGraph(block_bytes=1), 0)
+        monkeypatch.setenv("PYGRAPH_HOLD_MEMORY", value)
+    graph = FakeGraph(block_bytes=1)
+    allocator.hold_blocks(graph, 3)
+    assert graph.limits is None
 
 
-def test_what_graphs_keep_is_given_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    engine = SimpleNamespace(free_kept_regions=lambda: calls.append("kept"))
-    monkeypatch.setattr(runtime, "engine", lambda: engine)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
-    allocator.give_back_all()
-    assert calls == ["kept", "cache"]
+def test_a_failure_to_drop_blocks_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[int] = []
+
+    def drop_blocks(device: int) -> None:
+        dropped.append(device)
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(runtime, "engine", lambda: SimpleNamespace(drop_blocks=drop_blocks))
+    allocator.drop_blocks(3)
+    assert dropped == [3]

@@ -302,8 +302,10 @@ def test_without_room_the_call_is_replayed_and_audited_later(world: World) -> No
     world.free_bytes = 1 << 20
     assert _audited_calls(world, partition, 150) == []
     assert only_entry(partition).audits.skipped == 1
+    assert world.engine.dropped == [0]  # blocks of the device's graphs
     world.free_bytes = 1 << 40
     assert len(_audited_calls(world, partition, 1100)) == 1
+    assert world.engine.dropped == [0]
 
 
 def test_an_audit_that_runs_out_of_memory_leaves_nothing_behind(world: World) -> None:

@@ -16,6 +16,7 @@ from pygraph.select import decision_cache
 from pygraph.select.trial import REPLAYED, UNCAPTURED, Decision
 
 from .contexts import recording
+from .fake_engine import FakeGraph
 from .selector_world import (
     Busy,
     FakePartition,
@@ -53,7 +54,7 @@ def test_what_compilation_left_is_given_back_once(world: World, mode: str) -> No
 
 @pytest.mark.parametrize("mode", ["auto", "always"])
 @pytest.mark.parametrize(
-    ("kind", "runs_program", "is_kept"),
+    ("kind", "runs_program", "is_held"),
     [
         ("inference", True, True),
         ("inference", False, False),
@@ -61,20 +62,26 @@ def test_what_compilation_left_is_given_back_once(world: World, mode: str) -> No
         ("backward", True, False),
     ],
 )
-def test_only_graphs_of_whole_functions_keep_internal_memory(
+def test_only_graphs_of_whole_functions_hold_blocks(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
     kind: Kind,
     runs_program: bool,
-    is_kept: bool,
+    is_held: bool,
 ) -> None:
     asked: list[tuple[object, int]] = []
-    monkeypatch.setattr(allocator, "keep_regions", lambda *given: asked.append(given))
+
+    def hold_blocks(graph: FakeGraph, device: int) -> None:
+        assert graph.settled == 0  # the workspace takes its place with them
+        asked.append((graph, device))
+
+    monkeypatch.setattr(allocator, "hold_blocks", hold_blocks)
     _, subject, entry = captured(mode, kind, runs_program)
-    assert bool(asked) == (is_kept and mode == "always")  # not before the trial's end
+    assert bool(asked) == (is_held and mode == "always")  # not before the trial's end
     try_to_the_end(subject, entry)
-    assert asked == ([(entry.graph, 0)] if is_kept else [])
+    assert asked == ([(entry.graph, 0)] if is_held else [])
+    assert graph_of(entry).settled == 1
 
 
 def test_each_call_of_a_trial_finds_room_for_a_graph(
@@ -111,6 +118,7 @@ def test_a_trial_ends_where_replays_find_no_memory(world: World) -> None:
         calls += 1
     assert partition.refused == "its replays ran out of memory"
     assert graph.released == 3
+    assert world.blocks_dropped == 3
     assert calls <= 4  # each such call empties the allocator's caches
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import weakref
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +21,11 @@ if TYPE_CHECKING:
 MUCH = 1 << 25
 # The inverse of the share of the device's free memory up to which copies may lie on the device.
 _SHARE = 16
-# The inverse of the share of a device's memory up to which graphs keep internal memory that their
-# launches allocate, all together, and the share that has to be free.
-_KEPT_SHARE = 50
+# The share of a device's memory up to which graphs hold internal memory that their launches else
+# allocate, and the share that has to be free.
+_HELD_SHARE = 0.02
 _PLENTY = 0.25
 
-# By device, the graphs that keep some.
-_keeping: defaultdict[int, weakref.WeakSet[_engine.CapturedGraph]] = defaultdict(weakref.WeakSet)
 _is_due = False  # whether the next call gives memory back; a race costs or saves one time
 
 
@@ -111,10 +107,8 @@ def lift_limit(undo: Undo) -> None:
 
 
 def give_back_all() -> None:
-    """Empties the allocator's cache, as PyTorch's graphs do at each recording, and frees what graphs
-    keep for their next launches. Never raises."""
+    """Empties the allocator's cache, as PyTorch's graphs do at each recording. Never raises."""
     with contextlib.suppress(RuntimeError):
-        runtime.engine().free_kept_regions()
         torch.cuda.empty_cache()
 
 
@@ -131,16 +125,23 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
         graph.defragment_workspace()
 
 
-def keep_regions(graph: _engine.CapturedGraph, device: int) -> None:
-    """Lets launches of a selected graph keep the internal memory that they allocate, if the user says
-    so, all graphs together keep little, and memory is plentiful, and as long as it is. Never raises."""
-    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_KEEP_MEMORY") != "1":
+def hold_blocks(graph: _engine.CapturedGraph, device: int) -> None:
+    """Lets a selected graph hold the internal memory that its launches allocate, if the user says so
+    and memory is plentiful, and as long as it is (docs/decisions/0037). Never raises."""
+    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_HOLD_MEMORY") != "1":
         return
     with contextlib.suppress(RuntimeError):
         if torch.cuda.get_allocator_backend() != "native":
             return  # others need not tell what they have reserved
         free, allowed = _memory_of(device)
-        kept = sum(other.block_bytes for other in _keeping[device].copy() if other is not graph)
-        if (kept + graph.block_bytes) * _KEPT_SHARE <= allowed and free >= allowed * _PLENTY:
-            _keeping[device].add(graph)
-            graph.keep_regions(int(allowed * (1 - _PLENTY)))
+        spare = free - allowed * _PLENTY
+        if graph.block_bytes <= spare:
+            most_reserved = reserved_bytes(device) + spare
+            graph.hold_blocks(int(allowed * _HELD_SHARE), int(most_reserved))
+
+
+def drop_blocks(device: int) -> None:
+    """Frees what graphs of a device hold for their launches, because memory is short. They hold nothing
+    from now on. Never raises."""
+    with contextlib.suppress(RuntimeError):
+        runtime.engine().drop_blocks(device)

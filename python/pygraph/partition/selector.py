@@ -183,9 +183,9 @@ class Selector:
                 allocator.give_back_all()
                 self._has_cleaned_up = True
         with runtime.harmless("settling a graph's workspace"):
-            allocator.defragment_workspace(graph)
             if self._host.info.is_whole:
-                allocator.keep_regions(graph, self._host.info.device)
+                allocator.hold_blocks(graph, self._host.info.device)
+            allocator.defragment_workspace(graph)
 
     # Rechecks.
 

@@ -76,6 +76,7 @@ def _timed_replay(
         host.refuse(entry, recorder.describe_failure(error))
         return None
     graph.release_workspace()  # for the uncaptured run
+    allocator.drop_blocks(host.info.device)
     trial = entry.selection.trial
     if trial is not None and trial.note_no_room():
         host.refuse(entry, f"its replays {recorder.OUT_OF_MEMORY}")

@@ -40,7 +40,7 @@ class GraphStats:
     bytes_not_copied: bytes per call that Inductor's graphs would copy into static inputs.
     workspace_bytes: internal memory that stays allocated between launches, shared by all graphs of a
         stream.
-    block_bytes: internal memory that each launch allocates, and frees or keeps for the next one.
+    block_bytes: internal memory that each launch allocates and frees.
     executable_bytes: device memory of the executable graph, as far as it could be measured.
     capture_seconds: duration of recording twice, linking and verifying.
     audits: replays that were compared with an uncaptured call. audits_failed: of these, the ones that
