@@ -12,10 +12,10 @@
 namespace pygraph::bindings {
 namespace {
 
-constexpr uint64_t kLaunchesPerLook = 16;  // each takes some microseconds
+constexpr uint64_t kLaunchesPerLook = 16;  // a look copies all statistics of the device
 constexpr size_t kDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 
-// By device: how often all blocks were dropped, plus one.
+// By device: how often blocks were dropped.
 std::atomic<uint64_t>& generation_of(c10::Device device) {
   static auto* generations = new std::array<std::atomic<uint64_t>, kDevices>;
   return (*generations)[static_cast<uint8_t>(device.index())];
@@ -25,7 +25,6 @@ uint64_t current_generation(c10::Device device) {
   return generation_of(device) + 1;
 }
 
-// PyTorch counts what it has reserved for graphs and other pools, too.
 uint64_t reserved_bytes(c10::Device device) {
   const auto statistics = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
