@@ -112,6 +112,7 @@ std::string gradient_layouts(PyObject* tensors) {
     append(gradient.scalar_type());
     append(gradient.is_conj());
     append(gradient.is_neg());
+    append(gradient.is_inference());  // cannot be written outside of that mode
     append(gradient.storage_offset());
     append(gradient.dim());
     for (const int64_t size : gradient.sizes()) append(size);

@@ -14,7 +14,7 @@ std::string gradient_pattern(PyObject* tensors);
 bool has_gradient_pattern(PyObject* tensors, std::string_view pattern);
 
 // What a graph that adds to gradients depends on, of each tensor of a list: whether it has a
-// gradient, and its type and layout in its storage.
+// gradient, its type, its layout in its storage, and whether it was made in inference mode.
 std::string gradient_layouts(PyObject* tensors);
 // Whether the gradient of each tensor of a list lies in the memory of the other list's tensor of
 // the same number.

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.host_state import HostState
+from pygraph.callables.host.random_states import random_state
 from pygraph.callables.host.reachable import reachable_from
 from pygraph.callables.host.user_code import globals_used_by
 from pygraph.callables.host.walk import Unseen

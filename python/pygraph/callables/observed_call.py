@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import refusals
 from pygraph.callables.host.host_output import watch_output
-from pygraph.callables.host.host_state import HostState, random_state
+from pygraph.callables.host.host_state import HostState
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.random_states import random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.host.user_code import calling_line
 from pygraph.callables.inference_results import inference_among

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.random_states import SEEDS, move
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.known_call import OfStep
@@ -232,8 +233,11 @@ class StepFunction:
         undo.append(exchange.undo)
         undo.append(torch.clear_autocast_cache)
         torch.clear_autocast_cache()
+        are_moved = move(undo) if around.may_seed else None
         try:
             outputs = self._run(given)
+            if are_moved is not None and not are_moved():
+                raise NotGraphable(SEEDS)
             self._check_gradients(kept)
             around.rates.note_set(given[end:numbers])
             if around.rates.are_kept:

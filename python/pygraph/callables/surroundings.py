@@ -10,6 +10,7 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.callables.fused_numbers import FusedNumbers
 from pygraph.callables.host.host_state import HostState
+from pygraph.callables.host.random_states import may_seed
 from pygraph.callables.observation import Gradient
 from pygraph.callables.rates import Rated, Rates
 
@@ -37,6 +38,7 @@ class Surroundings:
 
     def __post_init__(self) -> None:
         self.rates = Rates(self.followed, self.device)
+        self.may_seed = may_seed(self.host.found.functions)
         self.tensors = [gradient.tensor for gradient in self.gradients]
         self.made = [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
         self.cleared = [gradient.tensor for gradient in self.gradients if gradient.after == "none"]

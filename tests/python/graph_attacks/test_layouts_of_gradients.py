@@ -139,7 +139,6 @@ def test_a_hook_of_the_node_that_accumulates_was_removed(partitions: Any) -> Non
     assert replays(partitions) > 0
 
 
-@open_to_this
 def test_a_gradient_that_may_be_written_in_inference_mode_only(partitions: Any) -> None:
     p = torch.nn.Parameter(torch.ones(4))
 

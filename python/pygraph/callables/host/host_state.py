@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import collections
 import gc
-import random
 import struct
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -213,11 +211,3 @@ def _is_same(a: tuple[str, Any], b: tuple[str, Any]) -> bool:
     if isinstance(value, complex):
         return struct.pack("dd", value.real, value.imag) == struct.pack("dd", other.real, other.imag)
     return bool(value == other)
-
-
-def random_state() -> tuple[Any, ...]:
-    """Where the host's random number generators stand: Python's, PyTorch's, and NumPy's if loaded."""
-    numpy = sys.modules.get("numpy.random")
-    parts = () if numpy is None else numpy.get_state()
-    state = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in parts)
-    return (random.getstate(), state, torch.get_rng_state().numpy().tobytes())
