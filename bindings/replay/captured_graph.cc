@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "replay/profiles.h"
@@ -53,17 +54,24 @@ CapturedGraph::~CapturedGraph() {
   replicas_.clear();
 }
 
-void CapturedGraph::Replica::reserve(uint64_t bytes) {
-  if (bytes <= reserved) return;
-  workspace->reserve(bytes);
-  if (reserved > 0) workspace->release(reserved);
-  reserved = bytes;
+void CapturedGraph::Replica::reserve(Workspace::Share needed) {
+  const Workspace::Share wanted = {.bytes = std::max(share.bytes, needed.bytes),
+                                   .with_blocks = std::max(share.with_blocks, needed.with_blocks)};
+  if (wanted == share) return;
+  workspace->reserve(wanted);
+  workspace->release(share);
+  share = wanted;
 }
 
 void CapturedGraph::Replica::release() noexcept {
-  if (reserved > 0) workspace->release(reserved);
-  reserved = 0;
-  holds_blocks = false;
+  if (share != Workspace::Share{}) workspace->release(share);
+  share = {};
+}
+
+void CapturedGraph::Replica::release_blocks() noexcept {
+  if (share.with_blocks == 0) return;
+  workspace->release({.with_blocks = share.with_blocks});
+  share.with_blocks = 0;
 }
 
 CallStream CapturedGraph::call_stream() const {
@@ -123,10 +131,22 @@ void CapturedGraph::release_workspace() noexcept {
   for (const auto& replica : replicas_) replica->release();
 }
 
+Workspace::Share CapturedGraph::share_of(const Launch& launch) const {
+  const uint64_t with_blocks = plan_.workspace_needed(launch.donated, true);
+  return {.bytes = plan_.workspace_needed(launch.donated, false),
+          .with_blocks = launch.holds_blocks ? with_blocks : 0};
+}
+
 void CapturedGraph::release_blocks() noexcept {
-  for (const auto& replica : replicas_) {
-    if (replica->holds_blocks) replica->release();
-  }
+  for (const auto& replica : replicas_) replica->release_blocks();
+}
+
+// Blocks may have been dropped while the launch was on its way.
+void CapturedGraph::look_at_memory() {
+  held_blocks_.look();
+  if (held_blocks_.are_held()) return;
+  const std::lock_guard lock(mutex_);
+  release_blocks();
 }
 
 void CapturedGraph::note_no_room() {
@@ -150,13 +170,13 @@ void CapturedGraph::defragment_workspace() {
     const std::lock_guard lock(mutex_);
     size_t slot = 0;
     Replica& replica = replica_for(stream, slot);
-    const bool with_blocks = held_blocks_.are_held(stream);
-    const uint64_t bytes = plan_.workspace_needed(plan_.may_donate(), with_blocks);
-    replica.reserve(bytes);
-    replica.holds_blocks = with_blocks;
+    Launch launch;
+    launch.donated = plan_.may_donate();
+    launch.holds_blocks = held_blocks_.are_held(stream);
+    replica.reserve(share_of(launch));
     workspace = replica.workspace;
     const std::lock_guard entered(workspace->mutex());
-    workspace->acquire(bytes, with_blocks ? plan_.block_bytes() : 0);
+    workspace->acquire(plan_.workspace_needed(launch.donated, launch.holds_blocks));
   }
   workspace->defragment();
 }
@@ -167,11 +187,8 @@ void CapturedGraph::hold_blocks(uint64_t most, uint64_t most_reserved) {
   if (!stream.is_permanent) return;
   const WithoutPythonLock unlocked;
   const std::lock_guard lock(mutex_);
-  size_t slot = 0;
-  const Workspace& workspace = *replica_for(stream, slot).workspace;
-  if (workspace.blocks_elsewhere() + plan_.block_bytes() <= most) {
-    held_blocks_.begin(stream, most_reserved);
-  }
+  release_blocks();  // of an earlier selection
+  held_blocks_.begin(stream, plan_.block_bytes(), most, most_reserved);
 }
 
 uint64_t CapturedGraph::workspace_bytes() const {
@@ -196,12 +213,10 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   size_t slot = 0;
   Replica& replica = replica_for(launch.stream, slot);
   const uint64_t needed = plan_.workspace_needed(launch.donated, launch.holds_blocks);
-  const uint64_t blocks = launch.holds_blocks ? plan_.block_bytes() : 0;
   if (!launch.holds_blocks) release_blocks();
-  replica.reserve(needed);
-  replica.holds_blocks = launch.holds_blocks;
+  replica.reserve(share_of(launch));
   const std::lock_guard entered(replica.workspace->mutex());
-  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed, blocks) : 0;
+  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed) : 0;
   const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
   plan_.place_internal_memory(launch, workspace, random_memory);
   ExecutableGraph& executable = *replica.executable;
@@ -274,7 +289,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
       throw;
     }
     launch.regions.clear();  // reused in stream order
-    if (launch.holds_blocks) held_blocks_.look();
+    if (launch.holds_blocks) look_at_memory();
   }
   donations.commit();
   back_off_.note_replay();

@@ -125,11 +125,11 @@ class CapturedGraph {
   struct Replica {
     std::unique_ptr<ExecutableGraph> executable;
     std::shared_ptr<Workspace> workspace;
-    uint64_t reserved = 0;       // bytes of it
-    bool holds_blocks = false;   // whether blocks are among them
-    c10::DataPtr random_memory;  // 16 bytes (seed, offset) per source
-    void reserve(uint64_t bytes);
+    Workspace::Share share;                 // of it
+    c10::DataPtr random_memory;             // 16 bytes (seed, offset) per source
+    void reserve(Workspace::Share needed);  // what it has already stays
     void release() noexcept;
+    void release_blocks() noexcept;
   };
 
   // The replica for the current stream, `stream`; hold the lock. Throws StreamNotReady,
@@ -138,8 +138,11 @@ class CapturedGraph {
   static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
                                                              LinkedGraph linked);
   std::unique_ptr<Replica> new_replica() const;
-  // Releases the shares that were taken while the graph held blocks; hold the lock.
+  // What a launch needs of the workspace.
+  Workspace::Share share_of(const Launch& launch) const;
+  // What launches have needed for blocks that are not held any more; hold the lock.
   void release_blocks() noexcept;
+  void look_at_memory();  // after a launch that has found its blocks in the workspace
   CallStream call_stream() const;
   bool gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const;
   void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);

@@ -68,6 +68,7 @@ std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* ar
       PyErr_SetString(PyExc_RuntimeError, error.what());
       return {nullptr, ReplayStatus::kError};
     }
+    graph.release_workspace();
   } catch (const NotGivenAway&) {
     return {nullptr, ReplayStatus::kNoMatch};
   } catch (const StreamNotReady&) {
@@ -76,6 +77,7 @@ std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* ar
     graph.note_no_room();  // uncaptured, the same request may find some, or raise
   } catch (const std::exception& error) {
     graph.failure = error.what();
+    graph.release_workspace();
   }
   return {nullptr, ReplayStatus::kUncaptured};
 }

@@ -2,9 +2,11 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <array>
+#include <algorithm>
 #include <exception>
-#include <limits>
+#include <map>
+#include <mutex>
+#include <set>
 
 #include "replay/workspace.h"
 #include "without_python_lock.h"
@@ -13,16 +15,16 @@ namespace pygraph::bindings {
 namespace {
 
 constexpr uint64_t kLaunchesPerLook = 16;  // a look copies all statistics of the device
-constexpr size_t kDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 
-// By device: how often blocks were dropped.
-std::atomic<uint64_t>& generation_of(c10::Device device) {
-  static auto* generations = new std::array<std::atomic<uint64_t>, kDevices>;
-  return (*generations)[static_cast<uint8_t>(device.index())];
-}
+// All that are held. The lock is never kept while waiting for Python's or another one.
+struct Holders {
+  std::mutex mutex;
+  std::set<HeldBlocks*> all;
+};
 
-uint64_t current_generation(c10::Device device) {
-  return generation_of(device) + 1;
+Holders& holders() {
+  static auto* holders = new Holders;  // graphs may outlive static objects
+  return *holders;
 }
 
 uint64_t reserved_bytes(c10::Device device) {
@@ -35,27 +37,47 @@ uint64_t reserved_bytes(c10::Device device) {
 
 void HeldBlocks::drop_all(c10::Device device) {
   const WithoutPythonLock unlocked;
-  ++generation_of(device);
+  {
+    const std::lock_guard lock(holders().mutex);
+    std::erase_if(holders().all, [device](HeldBlocks* holder) {
+      if (holder->device_ != device) return false;
+      holder->are_held_ = false;
+      return true;
+    });
+  }
   Workspace::free_blocks(device.index());
 }
 
-void HeldBlocks::begin(CallStream stream, uint64_t most_reserved) {
+void HeldBlocks::begin(CallStream stream, uint64_t bytes, uint64_t most, uint64_t most_reserved) {
+  const std::lock_guard lock(holders().mutex);
+  std::map<CUstream, uint64_t> by_stream{{stream.handle, bytes}};  // the graphs of one share
+  for (const HeldBlocks* holder : holders().all) {
+    if (holder == this || holder->device_ != device_) continue;
+    uint64_t& largest = by_stream[holder->stream_];
+    largest = std::max(largest, holder->bytes_);
+  }
+  uint64_t total = 0;
+  for (const auto& [handle, largest] : by_stream) total += largest;
+  if (total > most) return;
   stream_ = stream.handle;
+  bytes_ = bytes;
   most_reserved_ = most_reserved;
   launches_ = 0;  // the first launch looks
-  generation_ = current_generation(device_);
-}
-
-bool HeldBlocks::are_held() const {
-  const uint64_t generation = generation_;
-  return generation != 0 && generation == current_generation(device_);
+  holders().all.insert(this);
+  are_held_ = true;
 }
 
 bool HeldBlocks::are_held(CallStream stream) {
-  if (!are_held()) return false;
+  if (!are_held_) return false;
   if (stream.handle == stream_) return true;
-  generation_ = 0;
+  end();
   return false;
+}
+
+void HeldBlocks::end() {
+  const std::lock_guard lock(holders().mutex);
+  are_held_ = false;
+  holders().all.erase(this);
 }
 
 void HeldBlocks::look() noexcept {
@@ -63,7 +85,7 @@ void HeldBlocks::look() noexcept {
   try {
     if (reserved_bytes(device_) > most_reserved_) drop_all(device_);
   } catch (const std::exception&) {  // the launch is made: nothing may be thrown
-    generation_ = 0;
+    end();
   }
 }
 

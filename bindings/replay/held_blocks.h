@@ -19,30 +19,36 @@ namespace pygraph::bindings {
 // Of one graph. Thread-safe.
 class HeldBlocks {
  public:
-  // Memory of the device has become short: no graph holds blocks any more, and the workspaces that
-  // contain some are freed. Releases Python's lock.
+  // Memory of the device has become short: its graphs hold no blocks any more, and the workspaces
+  // that contain some are freed. Releases Python's lock.
   static void drop_all(c10::Device device);
 
   explicit HeldBlocks(c10::Device device) : device_(device) {}
+  ~HeldBlocks() { end(); }
+  HeldBlocks(const HeldBlocks&) = delete;
+  HeldBlocks& operator=(const HeldBlocks&) = delete;
 
-  // From now on, launches on this stream find the blocks in the workspace, as long as PyTorch's
-  // allocator has reserved at most so many bytes of the device.
-  void begin(CallStream stream, uint64_t most_reserved);
-  // Whether a launch on this stream does. One on another stream ends it: a program that has moved
-  // there may stay, and the workspace of that stream has no blocks.
+  // From now on, launches on this stream find the blocks, so many bytes, in the workspace: if all
+  // streams of the device then hold at most `most`, and as long as PyTorch's allocator has reserved
+  // at most `most_reserved` of it.
+  void begin(CallStream stream, uint64_t bytes, uint64_t most, uint64_t most_reserved);
+  bool are_held() const { return are_held_; }
+  // Whether a launch on this stream finds them. One on another stream ends it: a program that has
+  // moved there may stay, and the workspace of that stream has no blocks.
   bool are_held(CallStream stream);
-  // Whether launches on the stream of begin() do.
-  bool are_held() const;
-  // After such a launch, without Python's lock: drops the blocks of all graphs if PyTorch's
-  // allocator has reserved more than that. Looks at some of the launches only.
+  // After a launch that has found them, without Python's lock: drops the blocks of all graphs if
+  // PyTorch's allocator has reserved too much. Looks at some of the launches only.
   void look() noexcept;
 
  private:
+  void end();
+
   const c10::Device device_;
-  std::atomic<uint64_t> generation_ = 0;  // of the device at begin(); 0: none are held
+  std::atomic<bool> are_held_ = false;
   std::atomic<CUstream> stream_ = nullptr;
   std::atomic<uint64_t> most_reserved_ = 0;
   std::atomic<uint64_t> launches_ = 0;
+  uint64_t bytes_ = 0;  // protected by the lock of all holders
 };
 
 }  // namespace pygraph::bindings

@@ -61,32 +61,22 @@ std::shared_ptr<Workspace> Workspace::of_stream(int device, uint64_t stream_id) 
   return workspace;
 }
 
-std::vector<std::shared_ptr<Workspace>> Workspace::all_of(int device) {
-  std::vector<std::shared_ptr<Workspace>> found;
-  const std::lock_guard lock(registry().mutex);
-  for (const auto& [key, workspace] : registry().workspaces) {
-    if (key.first != device) continue;
-    if (auto alive = workspace.lock()) found.push_back(std::move(alive));
-  }
-  return found;
-}
-
 Workspace::Workspace(int device) : device_(device) {}
 
-uint64_t Workspace::blocks_elsewhere() const {
-  uint64_t bytes = 0;
-  for (const auto& workspace : all_of(device_)) {
-    if (workspace.get() != this) bytes += workspace->block_bytes_;
-  }
-  return bytes;
-}
-
 void Workspace::free_blocks(int device) {
-  for (const auto& workspace : all_of(device)) {
+  std::vector<std::shared_ptr<Workspace>> found;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& [key, workspace] : registry().workspaces) {
+      if (key.first == device) found.push_back(workspace.lock());
+    }
+  }
+  for (const auto& workspace : found) {
+    if (workspace == nullptr) continue;
     const std::lock_guard lock(workspace->mutex_);
-    if (workspace->block_bytes_ == 0) continue;
-    workspace->free_memory();
-    workspace->block_bytes_ = 0;
+    if (workspace->shares_with_blocks_.empty()) continue;
+    workspace->shares_with_blocks_.clear();
+    workspace->shrink();
   }
 }
 
@@ -95,6 +85,7 @@ void Workspace::grow(uint64_t bytes) {
   free_memory();  // first, so that the old and the new memory never exist together
   try {
     allocate(bytes);
+    if (!shares_with_blocks_.empty()) leave_shared_segment();
   } catch (...) {
     try {
       if (before > 0) allocate(before);
@@ -125,15 +116,17 @@ void Workspace::defragment() {
   free_memory();
   give_free_memory_back();
   allocate(bytes);
-  if (segment_bytes(memory_.get()) > bytes + kLargeBuffer) allocate_in_own_segment(bytes);
+  leave_shared_segment();
   is_defragmented_ = true;
 }
 
-// Allocates free pieces of shared segments until none is left that would be large enough: the next
-// piece gets a new segment. If there is no memory for that, the workspace stays where it is.
-void Workspace::allocate_in_own_segment(uint64_t bytes) {
+// If the memory is a part of a much larger segment: allocates free pieces of shared segments until
+// none is left that would be large enough, so that the next piece gets a new segment. If there is
+// no memory for that, the workspace stays where it is.
+void Workspace::leave_shared_segment() {
+  if (segment_bytes(memory_.get()) <= capacity_ + kLargeBuffer) return;
   c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
-  const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
+  const uint64_t wanted = std::max(capacity_, kMinLargeAlloc);
   std::vector<c10::DataPtr> pieces;
   try {
     while (pieces.size() * wanted < kMostSearched) {
@@ -148,21 +141,30 @@ void Workspace::allocate_in_own_segment(uint64_t bytes) {
   }
 }
 
-void Workspace::reserve(uint64_t bytes) {
+void Workspace::reserve(Share share) {
   const std::lock_guard lock(mutex_);
-  reservations_.insert(bytes);
+  if (share.bytes > 0) shares_.insert(share.bytes);
+  if (share.with_blocks > 0) shares_with_blocks_.insert(share.with_blocks);
 }
 
-void Workspace::release(uint64_t bytes) noexcept {
+void Workspace::release(Share share) noexcept {
+  const auto erase_one = [](std::multiset<uint64_t>& shares, uint64_t bytes) {
+    const auto it = shares.find(bytes);
+    if (it != shares.end()) shares.erase(it);
+  };
   const std::lock_guard lock(mutex_);
-  const auto it = reservations_.find(bytes);
-  if (it == reservations_.end()) return;
-  reservations_.erase(it);
-  const uint64_t needed = reservations_.empty() ? 0 : *reservations_.rbegin();
-  // The stream may not be the current one, or no longer exist: the next launch allocates.
-  if (needed >= capacity_) return;
-  free_memory();
-  block_bytes_ = 0;
+  erase_one(shares_, share.bytes);
+  erase_one(shares_with_blocks_, share.with_blocks);
+  shrink();
+}
+
+// Frees what nobody needs any more. The stream may not be the current one, or no longer exist: the
+// next launch allocates.
+void Workspace::shrink() noexcept {
+  const auto largest = [](const std::multiset<uint64_t>& shares) {
+    return shares.empty() ? 0 : *shares.rbegin();
+  };
+  if (std::max(largest(shares_), largest(shares_with_blocks_)) < capacity_) free_memory();
 }
 
 }  // namespace pygraph::bindings

@@ -9,12 +9,10 @@
 
 #include <c10/core/Allocator.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <vector>
 
 #include "pygraph/driver.h"
 
@@ -29,10 +27,18 @@ class Workspace {
 
   explicit Workspace(int device);
 
-  // Adds or removes a graph that needs `bytes` for its launches. Allocates nothing yet.
-  // Thread-safe.
-  void reserve(uint64_t bytes);
-  void release(uint64_t bytes) noexcept;
+  // What a graph needs for its launches, and what it needs if it holds its blocks (held_blocks.h):
+  // in all, or 0 if it does not.
+  struct Share {
+    uint64_t bytes = 0;
+    uint64_t with_blocks = 0;
+    bool operator==(const Share&) const = default;
+  };
+  // Add or remove a graph's share. Allocate nothing yet. Thread-safe.
+  void reserve(Share share);
+  void release(Share share) noexcept;
+  // Removes what is there for blocks from all shares of a device's workspaces. Thread-safe.
+  static void free_blocks(int device);
 
   // Moves the memory, which is to stay, to a place where it does not block other free memory.
   // PyTorch's allocator cuts a request from the smallest free piece that is large enough, and can
@@ -40,38 +46,29 @@ class Workspace {
   // workspace's stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
   void defragment();
 
-  // Bytes of blocks (held_blocks.h) in the other workspaces of the device.
-  uint64_t blocks_elsewhere() const;
-  // Frees the workspaces of a device that contain blocks. The next launches allocate what they
-  // need.
-  static void free_blocks(int device);
-
   // For the launch of a graph: hold the lock, then call acquire(), bind, launch. The lock protects
   // the memory until then.
   std::mutex& mutex() { return mutex_; }
-  // The address of at least `bytes`, of which `blocks` are for blocks. The workspace's stream must
-  // be PyTorch's current one. Throws c10::OutOfMemoryError if there is no memory; the share of the
-  // other graphs is kept if possible.
-  uint64_t acquire(uint64_t bytes, uint64_t blocks) {
+  // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
+  // c10::OutOfMemoryError if there is no memory; the share of the other graphs is kept if possible.
+  uint64_t acquire(uint64_t bytes) {
     if (capacity_ < bytes) grow(bytes);
-    if (block_bytes_ < blocks) block_bytes_ = blocks;
     return reinterpret_cast<uint64_t>(memory_.get());
   }
 
  private:
-  static std::vector<std::shared_ptr<Workspace>> all_of(int device);
-
   void grow(uint64_t bytes);
+  void shrink() noexcept;
   void free_memory() noexcept;
   void allocate(uint64_t bytes);
-  void allocate_in_own_segment(uint64_t bytes);
+  void leave_shared_segment();
 
   const int device_;
   std::mutex mutex_;
-  std::multiset<uint64_t> reservations_;
+  std::multiset<uint64_t> shares_;
+  std::multiset<uint64_t> shares_with_blocks_;
   c10::DataPtr memory_;
   uint64_t capacity_ = 0;
-  std::atomic<uint64_t> block_bytes_ = 0;  // of it, for blocks
   bool is_defragmented_ = false;
 };
 

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from pygraph import runtime, signal_exceptions
-from pygraph.gpu import current
+from pygraph.gpu import allocator, current
 from pygraph.partition.audit_replay import AuditReplay, give_back
 from pygraph.partition.host import Host
 from pygraph.partition.signature import Entry, State
@@ -255,5 +257,8 @@ class _Audit:
         graph, audits = self._graph, self.entry.audits
         audits.skipped += 1
         graph.audit_at = audits.retry_at(graph.replays)
+        if isinstance(error, torch.OutOfMemoryError):  # an uncaptured call follows
+            graph.release_workspace()
+            allocator.drop_blocks(self.host.info.device)
         name = self.host.info.name
         runtime.note(logging.INFO, "%s: not audited now: %s", name, runtime.brief(error))

@@ -55,29 +55,20 @@ class AuditReplay:
         self.waited = 0.0  # seconds, for what was under way before
         tensors = _tensors([args[i] for i in self._overwritten])
         memory = [engine.memory_of(tensor) for tensor in tensors]
-        self._clones = sum({m.data_ptr(): m.nbytes for m in memory}.values())  # bytes
-
-    @property
-    def bytes(self) -> int:
-        """That an execution takes."""
-        return self._clones + self._graph.output_bytes + self._graph.block_bytes
+        clones = sum({m.data_ptr(): m.nbytes for m in memory}.values())
+        self.bytes = clones + graph.output_bytes + graph.block_bytes  # that an execution takes
 
     def check_room(self) -> None:
         """Raises NotPossible if the device has no room for the clones, the results of both runs, and
         the internal memory of the uncaptured run."""
-        if free_bytes() >= self._wanted():
-            return
-        if free_bytes() + _kept_bytes() < self._wanted():
-            allocator.drop_blocks(self._device)
-        if free_bytes() + _kept_bytes() >= self._wanted():
-            give_back(self._wanted())
-        if free_bytes() < self._wanted():
-            raise NotPossible(f"it needs {self._wanted() >> 20} MiB of free memory")
-
-    def _wanted(self) -> int:
         graph = self._graph
-        uncaptured = graph.output_bytes + graph.block_bytes + graph.workspace_bytes
-        return self.bytes + uncaptured + _MARGIN
+        wanted = self.bytes + graph.output_bytes + graph.block_bytes + graph.workspace_bytes + _MARGIN
+        if free_bytes() >= wanted:
+            return
+        if free_bytes() + _kept_bytes() >= wanted:
+            give_back(wanted)
+        if free_bytes() < wanted:
+            raise NotPossible(f"it needs {wanted >> 20} MiB of free memory")
 
     def wait(self) -> None:
         start = time.perf_counter()
