@@ -182,6 +182,20 @@ def is_compared() -> bool:
     return getattr(_compared, "is_call", False)
 
 
+_recorded = threading.local()  # `index`: of the recording of a pair that the thread makes
+
+
+def begin_recording(index: int, undo: Undo) -> None:
+    """Before one of the two recordings of a graph."""
+    undo.append(functools.partial(setattr, _recorded, "index", None))
+    _recorded.index = index
+
+
+def is_first_recording() -> bool:
+    """Whether this thread makes the recording that is only compared with the one that will run."""
+    return getattr(_recorded, "index", None) == 0
+
+
 class OthersDraw(RuntimeError):
     """Other threads have been running functions that may draw random numbers for too long to be waited
     for. A later call may be recorded."""

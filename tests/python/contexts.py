@@ -43,6 +43,11 @@ def capturing() -> contextlib.AbstractContextManager[None]:
     return during(runtime.begin_capturing)
 
 
+def recorded(index: int) -> contextlib.AbstractContextManager[None]:
+    """This thread makes one of the two recordings of a graph."""
+    return during(lambda undo: runtime.begin_recording(index, undo))
+
+
 def comparing() -> contextlib.AbstractContextManager[None]:
     """This thread makes a call whose outputs are compared."""
     return during(runtime.begin_comparing)

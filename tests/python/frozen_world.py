@@ -21,7 +21,7 @@ from pygraph.callables.step_function import NotGraphable
 from pygraph.gpu.clones import clone_shared_storages
 
 from . import graphed_world
-from .contexts import comparing
+from .contexts import comparing, recorded
 from .graphed_world import Replaying
 
 
@@ -136,7 +136,9 @@ class Frozen(Replaying):
         stand_ins = with_other_numbers(clone_shared_storages(inputs, list(every)))
         self.tape = _Tape(stand_ins)
         try:
-            with self.tape:
+            with recorded(0):
+                self.function.rehearse(clone_shared_storages(inputs, list(every)))
+            with recorded(1), self.tape:
                 outputs = self.function.rehearse(stand_ins)
         except NotGraphable as error:
             self.is_refused = True

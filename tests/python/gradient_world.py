@@ -20,7 +20,7 @@ from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
 
 from . import graphed_world
-from .contexts import comparing
+from .contexts import comparing, recorded
 from .frozen_world import _Tape, with_other_numbers
 from .graphed_world import Replaying, assert_equal, version
 
@@ -74,12 +74,13 @@ class Partition(Replaying):
 
     def _record(self, layout: _Layout, inputs: list[Any]) -> None:
         stand_ins = _clones(inputs)
-        held = self._held_after(lambda: self.function.rehearse(stand_ins))
+        with recorded(0):
+            held = self._held_after(lambda: self.function.rehearse(stand_ins))
         if held:
             raise RuntimeError(f"{held[0]} keeps memory that it allocates in a recording")
         stand_ins = with_other_numbers(_clones(inputs))
         tape = _Tape(stand_ins)
-        with tape:
+        with recorded(1), tape:
             outputs = self.function.rehearse(stand_ins)
         layout.outputs = [tape._refer(x) for x in outputs]
         layout.tape = tape

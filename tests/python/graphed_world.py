@@ -22,7 +22,7 @@ from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
 from pygraph.partition.signature import Entry, PartitionInfo
 
-from .contexts import comparing
+from .contexts import comparing, recorded
 
 
 class Replaying:
@@ -53,8 +53,9 @@ class Replaying:
             return self.function.rehearse(given)
         every = range(len(inputs))
         before = clone_shared_storages(inputs, list(every))
-        for _ in range(2):
-            self.function.rehearse(clone_shared_storages(inputs, list(every)))
+        for index in range(2):
+            with recorded(index):
+                self.function.rehearse(clone_shared_storages(inputs, list(every)))
         return self.verify(inputs, before, self.function.rehearse(before))
 
     def replay(self, inputs: list[Any]) -> Sequence[Any] | None:

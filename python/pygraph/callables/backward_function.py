@@ -18,7 +18,7 @@ import torch
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import kept_graph
-from pygraph.callables.host.random_states import SEEDS, move, random_state
+from pygraph.callables.host.random_states import SEEDS, random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.kept_graph import Structure
 from pygraph.callables.rates import without_rates
@@ -110,9 +110,9 @@ class BackwardFunction:
         own = [every[i] for i in self._state]
         exchange = runtime.engine().StorageExchange(own, given[positions.start : positions.stop])
         undo.append(exchange.undo)
-        are_moved = move(undo) if self._around.may_seed else None
+        has_seeded = self._around.begin_to_look_for_seeds(undo)
         outputs = self._run(given)
-        if are_moved is not None and not are_moved():
+        if has_seeded():
             raise RuntimeError(SEEDS)
         if read or not are_left_alone():
             raise RuntimeError(

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import serving
 from pygraph.callables.host.kinds import is_of
-from pygraph.callables.host.random_states import SEEDS, move
+from pygraph.callables.host.random_states import SEEDS
 from pygraph.callables.host.user_code import line_of
 from pygraph.callables.inference_results import as_observed
 from pygraph.callables.known_call import OfStep
@@ -233,10 +233,10 @@ class StepFunction:
         undo.append(exchange.undo)
         undo.append(torch.clear_autocast_cache)
         torch.clear_autocast_cache()
-        are_moved = move(undo) if around.may_seed else None
+        has_seeded = around.begin_to_look_for_seeds(undo)
         try:
             outputs = self._run(given)
-            if are_moved is not None and not are_moved():
+            if has_seeded():
                 raise NotGraphable(SEEDS)
             self._check_gradients(kept)
             around.rates.note_set(given[end:numbers])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.callables.fused_numbers import FusedNumbers
 from pygraph.callables.host.host_state import HostState
-from pygraph.callables.host.random_states import may_seed
+from pygraph.callables.host.random_states import may_seed, move
 from pygraph.callables.observation import Gradient
 from pygraph.callables.rates import Rated, Rates
+from pygraph.undoing import Undo
 
 if TYPE_CHECKING:
     from pygraph import _engine
@@ -38,7 +40,7 @@ class Surroundings:
 
     def __post_init__(self) -> None:
         self.rates = Rates(self.followed, self.device)
-        self.may_seed = may_seed(self.host.found.functions)
+        self._may_seed = may_seed(self.host.found)
         self.tensors = [gradient.tensor for gradient in self.gradients]
         self.made = [gradient.tensor for gradient in self.gradients if gradient.after == "made"]
         self.cleared = [gradient.tensor for gradient in self.gradients if gradient.after == "none"]
@@ -64,6 +66,13 @@ class Surroundings:
             kept.append(runtime.brief(error))
         finally:
             self.host.restore()
+
+    def begin_to_look_for_seeds(self, undo: Undo) -> Callable[[], bool]:
+        """Before a rehearsal. Returns a function that tells afterwards whether it has seeded. In the
+        recording that does not run: what the other one reads of the generators is what it was."""
+        if not self._may_seed or not runtime.is_first_recording():
+            return lambda: False
+        return move(undo)
 
     def note_kept(self) -> None:
         """That a recording has left rates or numbers of its own somewhere."""

@@ -124,6 +124,7 @@ def generator_of(source: int, args: Sequence[Any], device: int) -> torch.Generat
 
 def _make(capture: StreamCapture, hidden: HiddenCapture | None, undo: Undo) -> int:
     runtime.begin_capturing(undo)
+    runtime.begin_recording(capture.index, undo)
     allocator.lift_limit(undo)  # PyTorch counts stand-ins as memory, although they use none
     if hidden is not None:
         hidden.begin(undo)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
+import types
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -10,6 +15,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.callables.host.random_states import random_state
 
 from .attacked import Plain, X, assert_follows, replays
 
@@ -174,3 +180,148 @@ def test_a_callable_that_may_seed_leaves_the_states_of_its_calls(partitions: Any
 
     assert drawn(pygraph.graph(f)) == drawn(f)
     assert replays(partitions) > 0
+
+
+_reset = numpy.random.seed
+_again = functools.partial(numpy.random.seed, 3)
+
+
+class _Resets:
+    reset = staticmethod(numpy.random.seed)
+    again = functools.partialmethod(lambda self, seed: seed(3), numpy.random.seed)
+
+    def by_a_keyword(self, x: Any) -> Any:
+        _set_determinism(seed=3)
+        return x * 2
+
+
+def _set_determinism(**numbers: int) -> None:
+    torch.manual_seed(*numbers.values())
+
+
+def _default(x: Any, reset: Any = numpy.random.seed) -> Any:
+    reset(3)
+    return x * 2
+
+
+def _by_text(x: Any) -> Any:
+    for name in ("manual_seed",):
+        getattr(torch, name)(3)
+    return x * 2
+
+
+_WAYS: dict[str, Any] = {
+    "alias": lambda x: (_reset(3), x * 2)[1],
+    "partial": lambda x: (_again(), x * 2)[1],
+    "static method": lambda x: (_Resets().reset(3), x * 2)[1],
+    "partial method": lambda x: (_Resets().again(), x * 2)[1],
+    "keyword": _Resets().by_a_keyword,
+    "default": _default,
+    "text": _by_text,
+    "bit generator": lambda x: (
+        numpy.random.set_bit_generator(numpy.random.MT19937(3)),
+        x * 2,
+    )[1],
+    "its own seed": lambda x: (torch.manual_seed(torch.initial_seed()), x * 2)[1],
+}
+
+
+@pytest.fixture
+def bit_generator() -> Iterator[Any]:
+    own = numpy.random.get_bit_generator()
+    yield own
+    numpy.random.set_bit_generator(own)
+
+
+@pytest.mark.parametrize("f", _WAYS.values(), ids=_WAYS)
+def test_other_ways_to_seed(gradients: Any, f: Any, bit_generator: Any) -> None:
+    graphed = pygraph.graph(f)
+    for _ in range(20):
+        graphed(X)
+
+    def numbers(call: Any) -> tuple[float, float]:
+        torch.rand(1)
+        numpy.random.random()
+        call(X)
+        return torch.rand(1).item(), numpy.random.random()
+
+    assert any(ours == own for ours, own in zip(numbers(graphed), numbers(f), strict=True))
+
+
+def test_a_seed_that_is_read_is_the_programs(gradients: Any) -> None:
+    """Its first recording begins at other states. What it reads there is in no graph."""
+
+    def f(x: Any) -> Any:
+        "Scales by the seed."
+        return x * (torch.initial_seed() % 7)
+
+    torch.manual_seed(1)
+    graphed = pygraph.graph(f)
+    for _ in range(12):
+        graphed(torch.zeros(4))
+    assert torch.equal(graphed(X), X)
+    assert replays(gradients) > 0
+
+
+def test_another_bit_generator_of_numpy(gradients: Any, bit_generator: Any) -> None:
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    settings = Plain(seed=2)
+    graphed = pygraph.graph(lambda x: x * settings.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(12):
+            assert torch.equal(graphed(X), X * 2)
+    assert replays(gradients) > 0
+
+
+def test_numbers_that_another_bit_generator_draws(partitions: Any, bit_generator: Any) -> None:
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    f = lambda x: (numpy.random.random(), x * 2)[1]  # noqa: E731
+
+    def drawn_after(function: Any) -> float:
+        numpy.random.get_bit_generator().state = numpy.random.PCG64(5).state
+        for _ in range(9):
+            function(X)
+        return numpy.random.random()
+
+    assert drawn_after(pygraph.graph(f)) == drawn_after(f)
+
+
+def test_numpy_is_being_imported(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy.random", types.ModuleType("numpy.random"))
+    graphed = pygraph.graph(lambda x: x * 2)
+    for _ in range(6):
+        assert torch.equal(graphed(X), X * 2)
+
+
+def test_an_exception_while_states_are_moved(gradients: Any) -> None:
+    """In a recording alone: observed calls pass."""
+
+    def f(x: Any) -> Any:
+        "Has no seed."
+        if torch.initial_seed() != 5:
+            raise ValueError("moved")
+        return x * 2
+
+    torch.manual_seed(5)
+    before = random_state()
+    graphed = pygraph.graph(f)
+    for _ in range(6):
+        assert torch.equal(graphed(X), X * 2)
+    assert random_state() == before
+
+
+def test_numbers_of_numpy_that_are_drawn_and_put_back(partitions: Any) -> None:
+
+    def f(x: Any) -> Any:
+        state = numpy.random.get_state()
+        k = numpy.random.random()
+        numpy.random.set_state(state)
+        return x * k
+
+    numpy.random.seed(0)
+    graphed = pygraph.graph(f)
+    for _ in range(12):
+        graphed(torch.zeros(4))
+    numpy.random.random()
+    assert torch.equal(graphed(X), f(X))

@@ -93,6 +93,7 @@ def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
 
 def visit_builtin(walk: Walk, function: Any, path: str) -> None:
     walk.add_slot(path, (getattr(function, "__module__", None), function.__qualname__))
+    walk.found.builtins.add(function.__name__)
     if not is_of(function.__self__, (types.ModuleType, type(None))):
         walk.visit_later(function.__self__, f"{path}.__self__")
 

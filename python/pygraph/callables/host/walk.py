@@ -41,6 +41,7 @@ class Reachable:
         self.cells: list[Any] = []  # of closures
         self.members: list[tuple[Any, types.MemberDescriptorType]] = []  # of objects
         self.functions: list[types.FunctionType] = []
+        self.builtins: set[str] = set()  # names of functions written in C
         self.instances: list[Any] = []
         self.classes: list[type] = []
         self.tensors: dict[str, torch.Tensor] = {}  # by path
