@@ -25,15 +25,22 @@ SOURCES := $(shell find include src bindings python CMakeLists.txt pyproject.tom
 export PYTHONPATH := $(CURDIR)/$(SITE)
 GENERATOR := $(if $(shell command -v ninja),-G Ninja)
 
-.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs fuzz-steps soak soak-training sanitize-gpu run test test-engine test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
+.PHONY: wheel test-wheel fuzz fuzz-engine fuzz-programs fuzz-steps soak soak-training sanitize-gpu run test test-engine test-workspace test-python test-release test-gpu sanitize lint lint-bindings format bench bench-indirection clean
 
 run: $(SITE)/ready build/engine/ready
 	$(PY) -m examples.python.demo --example build/engine/examples/cpp/relocate
 
-test: test-engine test-python
+test: test-engine test-workspace test-python
 
 test-engine: build/engine/ready
 	ctest --test-dir build/engine --output-on-failure -j 2
+
+# What the extension allocates, on an allocator that the tests register with PyTorch.
+test-workspace: $(READY)
+	cmake -S . -B build/workspace$(SUFFIX) $(GENERATOR) $(ENGINE_FLAGS) -DPYGRAPH_BINDINGS=ON -DPYGRAPH_EXAMPLES=OFF \
+	  -DPython_EXECUTABLE=$(shell $(PY) -c "import sys; print(sys.executable)")
+	cmake --build build/workspace$(SUFFIX) --target workspace_tests
+	ctest --test-dir build/workspace$(SUFFIX) --output-on-failure -R "^(Workspace|HeldBlocks)"
 
 # Nothing but speed depends on patches of PyTorch: what asks Dynamo for something runs without any, too.
 WITHOUT_PATCHES := $(addprefix tests/python/test_,uncapturable.py wrapper_bypass.py polyfills.py)

@@ -55,22 +55,23 @@ CapturedGraph::~CapturedGraph() {
 }
 
 void CapturedGraph::Replica::reserve(Workspace::Share needed) {
-  const Workspace::Share wanted = {.bytes = std::max(share.bytes, needed.bytes),
-                                   .with_blocks = std::max(share.with_blocks, needed.with_blocks)};
-  if (wanted == share) return;
+  if (share.generation != workspace->generation()) share.with_blocks = 0;
+  Workspace::Share wanted = {.bytes = std::max(share.bytes, needed.bytes),
+                             .with_blocks = std::max(share.with_blocks, needed.with_blocks)};
+  if (wanted.bytes == share.bytes && wanted.with_blocks == share.with_blocks) return;
   workspace->reserve(wanted);
   workspace->release(share);
   share = wanted;
 }
 
 void CapturedGraph::Replica::release() noexcept {
-  if (share != Workspace::Share{}) workspace->release(share);
+  if (workspace != nullptr) workspace->release(share);
   share = {};
 }
 
 void CapturedGraph::Replica::release_blocks() noexcept {
   if (share.with_blocks == 0) return;
-  workspace->release({.with_blocks = share.with_blocks});
+  workspace->release({.with_blocks = share.with_blocks, .generation = share.generation});
   share.with_blocks = 0;
 }
 
@@ -141,9 +142,7 @@ void CapturedGraph::release_blocks() noexcept {
   for (const auto& replica : replicas_) replica->release_blocks();
 }
 
-// Blocks may have been dropped while the launch was on its way.
-void CapturedGraph::look_at_memory() {
-  held_blocks_.look();
+void CapturedGraph::release_dropped_blocks() {
   if (held_blocks_.are_held()) return;
   const std::lock_guard lock(mutex_);
   release_blocks();
@@ -179,6 +178,7 @@ void CapturedGraph::defragment_workspace() {
     workspace->acquire(plan_.workspace_needed(launch.donated, launch.holds_blocks));
   }
   workspace->defragment();
+  release_dropped_blocks();
 }
 
 void CapturedGraph::hold_blocks(uint64_t most, uint64_t most_reserved) {
@@ -210,10 +210,10 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   std::shared_lock<std::shared_mutex> plans;
   if (fft_plans_) plans = fft_plans_->check();
   const std::lock_guard lock(mutex_);
+  if (!launch.holds_blocks) release_blocks();
   size_t slot = 0;
   Replica& replica = replica_for(launch.stream, slot);
   const uint64_t needed = plan_.workspace_needed(launch.donated, launch.holds_blocks);
-  if (!launch.holds_blocks) release_blocks();
   replica.reserve(share_of(launch));
   const std::lock_guard entered(replica.workspace->mutex());
   const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed) : 0;
@@ -289,7 +289,10 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
       throw;
     }
     launch.regions.clear();  // reused in stream order
-    if (launch.holds_blocks) look_at_memory();
+    if (launch.holds_blocks) {
+      held_blocks_.look();
+      release_dropped_blocks();
+    }
   }
   donations.commit();
   back_off_.note_replay();

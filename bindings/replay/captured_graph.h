@@ -142,7 +142,8 @@ class CapturedGraph {
   Workspace::Share share_of(const Launch& launch) const;
   // What launches have needed for blocks that are not held any more; hold the lock.
   void release_blocks() noexcept;
-  void look_at_memory();  // after a launch that has found its blocks in the workspace
+  // After blocks were found in the workspace, or put there: they may have been dropped meanwhile.
+  void release_dropped_blocks();
   CallStream call_stream() const;
   bool gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const;
   void bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions);

@@ -76,6 +76,7 @@ void Workspace::free_blocks(int device) {
     const std::lock_guard lock(workspace->mutex_);
     if (workspace->shares_with_blocks_.empty()) continue;
     workspace->shares_with_blocks_.clear();
+    ++workspace->generation_;
     workspace->shrink();
   }
 }
@@ -141,8 +142,9 @@ void Workspace::leave_shared_segment() {
   }
 }
 
-void Workspace::reserve(Share share) {
+void Workspace::reserve(Share& share) {
   const std::lock_guard lock(mutex_);
+  share.generation = generation_;
   if (share.bytes > 0) shares_.insert(share.bytes);
   if (share.with_blocks > 0) shares_with_blocks_.insert(share.with_blocks);
 }
@@ -154,7 +156,7 @@ void Workspace::release(Share share) noexcept {
   };
   const std::lock_guard lock(mutex_);
   erase_one(shares_, share.bytes);
-  erase_one(shares_with_blocks_, share.with_blocks);
+  if (share.generation == generation_) erase_one(shares_with_blocks_, share.with_blocks);
   shrink();
 }
 

@@ -9,6 +9,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,16 +29,18 @@ class Workspace {
   explicit Workspace(int device);
 
   // What a graph needs for its launches, and what it needs if it holds its blocks (held_blocks.h):
-  // in all, or 0 if it does not.
+  // in all, or 0 if it does not. The latter is gone once the generation is another one.
   struct Share {
     uint64_t bytes = 0;
     uint64_t with_blocks = 0;
-    bool operator==(const Share&) const = default;
+    uint64_t generation = 0;  // set by reserve()
   };
   // Add or remove a graph's share. Allocate nothing yet. Thread-safe.
-  void reserve(Share share);
+  void reserve(Share& share);
   void release(Share share) noexcept;
-  // Removes what is there for blocks from all shares of a device's workspaces. Thread-safe.
+  uint64_t generation() const { return generation_; }
+  // Removes what is there for blocks from all shares of a device's workspaces, and begins another
+  // generation. Thread-safe.
   static void free_blocks(int device);
 
   // Moves the memory, which is to stay, to a place where it does not block other free memory.
@@ -66,7 +69,8 @@ class Workspace {
   const int device_;
   std::mutex mutex_;
   std::multiset<uint64_t> shares_;
-  std::multiset<uint64_t> shares_with_blocks_;
+  std::multiset<uint64_t> shares_with_blocks_;  // of this generation
+  std::atomic<uint64_t> generation_ = 0;
   c10::DataPtr memory_;
   uint64_t capacity_ = 0;
   bool is_defragmented_ = false;

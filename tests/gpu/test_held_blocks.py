@@ -379,5 +379,5 @@ def test_a_graph_on_another_device_than_the_current_one() -> None:
     runtime.engine().drop_blocks(0)
     assert _is_held()
     assert torch.cuda.memory_allocated(1) - before >= _INTERNAL
-    assert torch.cuda.memory_allocated(0) == elsewhere
+    assert torch.cuda.memory_allocated(0) <= elsewhere
     assert_same(result, step(x))
