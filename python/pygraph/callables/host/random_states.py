@@ -23,7 +23,7 @@ from pygraph.undoing import Undo
 
 # Parts of the names of what sets a generator's state. (What ``random.setstate`` sets is compared at
 # each call, as all of Python's generators that the callable reaches: probes.py.)
-_SETTERS = ("seed", "rng_state", "set_state", "bit_generator", "determinis")
+_SETTERS = ("seed", "rng_state", "set_state", "bit_generator", "set_determinis")
 _READERS = ("initial_seed",)
 SEEDS = "it sets the state of a random number generator of the CPU; set it outside"
 _OTHER_SEED = 0x5EED_1E55  # of the states that rehearsals begin at
