@@ -126,9 +126,9 @@ def defragment_workspace(graph: _engine.CapturedGraph) -> None:
 
 
 def hold_blocks(graph: _engine.CapturedGraph, device: int) -> None:
-    """Lets a selected graph hold the internal memory that its launches allocate, if the user says so
-    and memory is plentiful, and as long as it is (docs/decisions/0037). Never raises."""
-    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_HOLD_MEMORY") != "1":
+    """Lets a selected graph hold the internal memory that its launches allocate, if memory is plentiful
+    and as long as it is (docs/decisions/0037). Never raises."""
+    if graph.block_bytes == 0 or os.environ.get("PYGRAPH_HOLD_MEMORY") == "0":
         return
     with contextlib.suppress(RuntimeError):
         if torch.cuda.get_allocator_backend() != "native":
