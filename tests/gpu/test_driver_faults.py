@@ -123,6 +123,30 @@ def test_a_call_of_the_driver_fails(name: str, place: str) -> None:
     assert captured(), pygraph.stats()
 
 
+def test_a_graph_that_fails_for_good_releases_its_memory() -> None:
+    """Also the blocks that it holds."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.sin(x * i) for i in range(1, 6)]
+        return torch.stack([part.amax() for part in reversed(parts)]).sum()
+
+    x = randn(10 << 20)
+    before = torch.cuda.memory_allocated()
+    graphed = pygraph.graph(step, select="always", audit=False)
+    for _ in range(8):
+        graphed(x)
+    (row,) = captured()
+    assert row.block_bytes == 0
+    assert torch.cuda.memory_allocated() - before > 4 * x.nbytes
+    faults.inject("cuGraphLaunch", faults.INVALID_VALUE, 1)
+    for _ in range(2):
+        assert_same(graphed(x), step(x))
+    assert torch.cuda.memory_allocated() - before < x.nbytes
+    (row,) = pygraph.stats()
+    assert row.state == "refused"
+    assert "cuGraphLaunch" in row.reason
+
+
 def test_every_kind_of_call_was_looked_at() -> None:
     called = [name for name, calls in _calls_of_a_life().items() if calls > 0]
     assert len(called) >= 24, called

@@ -262,6 +262,8 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_eve
         return Attempt(list(call.args), failure=recorder.describe_failure(torch.OutOfMemoryError("no")))
 
     monkeypatch.setattr(pipeline, "attempt", attempt)
+    dropped: list[int] = []
+    monkeypatch.setattr(allocator, "drop_blocks", dropped.append)
     partition = Partition(lambda args: list(args), INFO, Options(select="always"))
     other = partition.entries[b"another"] = Entry(State.REFUSED, selection=SelectionState(rechecks=1))
 
@@ -272,6 +274,7 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again_later_and_not_for_eve
         assert partition._miss([None]) == [None]
 
     refused_then_forgotten()
+    assert dropped == [INFO.device]  # the next one may find room
     assert b"key" not in partition.entries
     assert other.selection.rechecks == 0  # the engine forgot this one too, and will be told of it again
     refused_then_forgotten()

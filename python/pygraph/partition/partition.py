@@ -319,6 +319,7 @@ class Partition:
         if calls_until_retry is None:
             calls_until_retry = entry.calls_until_retry
         if reason.endswith(OUT_OF_MEMORY):
+            allocator.drop_blocks(self.info.device)
             calls_until_retry = self._policy.calls_until_retry()
         entry.refuse(reason, calls_until_retry)
         if is_new:
