@@ -24,6 +24,7 @@ _LIMIT = 16 << 30  # bytes of the process, of which a 50th may be held
 _MOST_KEPT = 8  # tensors of a thread
 _MOST_KEPT_MIB = 80
 _STEPS = 120
+_WARM_UP = 12  # calls, until the engine makes them
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -60,7 +61,7 @@ class Program:
         """On the function's own stream, from which calls on others take its blocks."""
         graphed = pygraph.graph(self.functions[index], select="always", audit=5)
         with torch.cuda.stream(self.streams[index]):
-            for _ in range(6):
+            for _ in range(_WARM_UP):
                 graphed(self.inputs[0])
         return graphed
 
@@ -90,7 +91,7 @@ class Actor:
     def _call(self) -> None:
         numbers = self._random
         index = numbers.randrange(len(self._program.graphed))
-        home = index if numbers.random() < 0.9 else numbers.randrange(len(self._program.streams))
+        home = index if numbers.random() < 0.99 else numbers.randrange(len(self._program.streams))
         stream, batch = self._program.streams[home], numbers.randrange(len(self._program.inputs))
         with torch.cuda.stream(stream):
             result = self._program.graphed[index](self._program.inputs[batch])
