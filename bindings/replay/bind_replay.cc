@@ -147,6 +147,7 @@ void bind_replay(py::module_& m) {
   m.def("driver_version", &driver_version);
   m.def("drop_blocks",
         [](c10::DeviceIndex device) { HeldBlocks::drop_all(c10::Device(c10::kCUDA, device)); });
+  m.def("drop_blocks_if_short", &HeldBlocks::look);
   m.def("free_blas_workspaces", &free_blas_workspaces, py::call_guard<py::gil_scoped_release>());
   bind_captured_graph(m);
   bind_graphed_callable(m);

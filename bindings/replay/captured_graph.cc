@@ -164,6 +164,18 @@ void CapturedGraph::defragment_workspace() {
   const c10::OptionalDeviceGuard guard(device_);
   const CallStream stream = call_stream();
   const WithoutPythonLock unlocked;
+  try {
+    place_workspace(stream);
+  } catch (const c10::OutOfMemoryError&) {
+    if (!held_blocks_.are_held()) throw;
+    HeldBlocks::drop_all(device_);
+    release_dropped_blocks();
+    place_workspace(stream);
+  }
+  release_dropped_blocks();
+}
+
+void CapturedGraph::place_workspace(CallStream stream) {
   std::shared_ptr<Workspace> workspace;
   {
     const std::lock_guard lock(mutex_);
@@ -178,7 +190,6 @@ void CapturedGraph::defragment_workspace() {
     workspace->acquire(plan_.workspace_needed(launch.donated, launch.holds_blocks));
   }
   workspace->defragment();
-  release_dropped_blocks();
 }
 
 void CapturedGraph::hold_blocks(uint64_t most, uint64_t most_reserved) {
@@ -290,7 +301,7 @@ PyObject* CapturedGraph::replay(PyObject* arguments, Py_ssize_t holders, int poi
     }
     launch.regions.clear();  // reused in stream order
     if (launch.holds_blocks) {
-      held_blocks_.look();
+      held_blocks_.note_launch();
       release_dropped_blocks();
     }
   }

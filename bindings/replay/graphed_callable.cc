@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "replay/held_blocks.h"
 #include "replay/replay_clocks.h"
 #include "short_checks.h"
 #include "torch_private/torch_cuda.h"
@@ -181,23 +182,9 @@ bool is_due(Decision& decided) {
   return ++decided.calls > decided.calls_per_recheck;
 }
 
-}  // namespace
-
-bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
-                       const OwnInputs* own) {
-  if (graph != nullptr && own != nullptr) {
-    if (own->addresses() == own_addresses) return graph->matches(list, now, own->positions());
-    if (!graph->matches(list, now)) return false;
-    own_addresses = own->addresses();
-    return true;
-  }
-  if (graph != nullptr) return graph->matches(list, now);
-  return switches == now && bindings::matches(arguments, list, device) &&
-         are_aligned_alike(arguments, list);
-}
-
-std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
-                                                   Py_ssize_t holders) {
+// As replay_matching().
+std::pair<PyObject*, ReplayStatus> try_matching(GraphedCallable& callable, PyObject* arguments,
+                                                Py_ssize_t holders) {
   const bool is_decided = std::exchange(t_decided, nullptr) == &callable;
   if (is_decided || t_forced_uncaptured == &callable || t_observers > 0) {
     return {nullptr, ReplayStatus::kUncaptured};
@@ -229,6 +216,28 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
     return {nullptr, is_due(*decided) ? ReplayStatus::kNoMatch : ReplayStatus::kUncaptured};
   }
   return {nullptr, ReplayStatus::kNoMatch};
+}
+
+}  // namespace
+
+bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
+                       const OwnInputs* own) {
+  if (graph != nullptr && own != nullptr) {
+    if (own->addresses() == own_addresses) return graph->matches(list, now, own->positions());
+    if (!graph->matches(list, now)) return false;
+    own_addresses = own->addresses();
+    return true;
+  }
+  if (graph != nullptr) return graph->matches(list, now);
+  return switches == now && bindings::matches(arguments, list, device) &&
+         are_aligned_alike(arguments, list);
+}
+
+std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
+                                                   Py_ssize_t holders) {
+  const auto result = try_matching(callable, arguments, holders);
+  if (result.second != ReplayStatus::kReplayed) HeldBlocks::look();
+  return result;
 }
 
 ForceUncaptured::ForceUncaptured(const GraphedCallable* callable) : before_(t_forced_uncaptured) {

@@ -20,6 +20,7 @@ constexpr uint64_t kLaunchesPerLook = 16;  // a look copies all statistics of th
 struct Holders {
   std::mutex mutex;
   std::set<HeldBlocks*> all;
+  std::atomic<size_t> count = 0;  // read without the lock
 };
 
 Holders& holders() {
@@ -44,6 +45,7 @@ void HeldBlocks::drop_all(c10::Device device) {
       holder->are_held_ = false;
       return true;
     });
+    holders().count = holders().all.size();
   }
   Workspace::free_blocks(device.index());
 }
@@ -64,6 +66,7 @@ void HeldBlocks::begin(CallStream stream, uint64_t bytes, uint64_t most, uint64_
   most_reserved_ = most_reserved;
   launches_ = 0;  // the first launch looks
   holders().all.insert(this);
+  holders().count = holders().all.size();
   are_held_ = true;
 }
 
@@ -78,14 +81,32 @@ void HeldBlocks::end() {
   const std::lock_guard lock(holders().mutex);
   are_held_ = false;
   holders().all.erase(this);
+  holders().count = holders().all.size();
+}
+
+void HeldBlocks::note_launch() noexcept {
+  if (launches_++ % kLaunchesPerLook == 0) look();
 }
 
 void HeldBlocks::look() noexcept {
-  if (launches_++ % kLaunchesPerLook != 0) return;
-  try {
-    if (reserved_bytes(device_) > most_reserved_) drop_all(device_);
-  } catch (const std::exception&) {  // the launch is made: nothing may be thrown
-    end();
+  if (holders().count == 0) return;
+  std::map<c10::DeviceIndex, uint64_t> most_reserved;
+  {
+    const std::lock_guard lock(holders().mutex);
+    for (const HeldBlocks* holder : holders().all) {
+      const uint64_t most = holder->most_reserved_;
+      uint64_t& least = most_reserved.try_emplace(holder->device_.index(), most).first->second;
+      least = std::min(least, most);
+    }
+  }
+  for (const auto& [index, most] : most_reserved) {
+    const c10::Device device(c10::kCUDA, index);
+    bool is_short = true;
+    try {
+      is_short = reserved_bytes(device) > most;
+    } catch (const std::exception&) {  // the call goes on: nothing may be thrown
+    }
+    if (is_short) drop_all(device);
   }
 }
 

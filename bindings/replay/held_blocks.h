@@ -22,6 +22,10 @@ class HeldBlocks {
   // Memory of the device has become short: its graphs hold no blocks any more, and the workspaces
   // that contain some are freed. Releases Python's lock.
   static void drop_all(c10::Device device);
+  // Drops the blocks of each device of which PyTorch's allocator has reserved more than one of its
+  // graphs allows. Before calls that are not replayed, which may need more memory than a launch,
+  // and every few launches. Costs nothing if no graph holds blocks. With or without Python's lock.
+  static void look() noexcept;
 
   explicit HeldBlocks(c10::Device device) : device_(device) {}
   ~HeldBlocks() { end(); }
@@ -36,9 +40,8 @@ class HeldBlocks {
   // Whether a launch on this stream finds them. One on another stream ends it: a program that has
   // moved there may stay, and the workspace of that stream has no blocks.
   bool are_held(CallStream stream);
-  // After a launch that has found them, without Python's lock: drops the blocks of all graphs if
-  // PyTorch's allocator has reserved too much. Looks at some of the launches only.
-  void look() noexcept;
+  // After a launch that has found them. Looks at some of the launches only.
+  void note_launch() noexcept;
 
  private:
   void end();

@@ -85,8 +85,11 @@ void Workspace::grow(uint64_t bytes) {
   const uint64_t before = capacity_;
   free_memory();  // first, so that the old and the new memory never exist together
   try {
-    allocate(bytes);
-    if (!shares_with_blocks_.empty()) leave_shared_segment();
+    if (shares_with_blocks_.empty()) {
+      allocate(bytes);
+    } else {
+      allocate_for_good(bytes);
+    }
   } catch (...) {
     try {
       if (before > 0) allocate(before);
@@ -115,17 +118,26 @@ void Workspace::defragment() {
   if (is_defragmented_ || capacity_ <= kSmallSize) return;
   const uint64_t bytes = capacity_;
   free_memory();
+  allocate_for_good(bytes);
+}
+
+// Where it blocks no other memory, if possible. Blocks, which may be much memory, never do.
+void Workspace::allocate_for_good(uint64_t bytes) {
   give_free_memory_back();
   allocate(bytes);
-  leave_shared_segment();
+  if (!leave_shared_segment() && !shares_with_blocks_.empty()) {
+    free_memory();
+    give_free_memory_back();  // where it was looked for
+    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
+  }
   is_defragmented_ = true;
 }
 
 // If the memory is a part of a much larger segment: allocates free pieces of shared segments until
-// none is left that would be large enough, so that the next piece gets a new segment. If there is
-// no memory for that, the workspace stays where it is.
-void Workspace::leave_shared_segment() {
-  if (segment_bytes(memory_.get()) <= capacity_ + kLargeBuffer) return;
+// none is left that would be large enough, so that the next piece gets a new segment. Returns
+// false, and the memory stays where it is, if there is no memory for that.
+bool Workspace::leave_shared_segment() {
+  if (segment_bytes(memory_.get()) <= capacity_ + kLargeBuffer) return true;
   c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
   const uint64_t wanted = std::max(capacity_, kMinLargeAlloc);
   std::vector<c10::DataPtr> pieces;
@@ -134,12 +146,13 @@ void Workspace::leave_shared_segment() {
       c10::DataPtr piece = allocator->allocate(wanted);
       if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
         memory_ = std::move(piece);
-        return;
+        return true;
       }
       pieces.push_back(std::move(piece));
     }
   } catch (const c10::OutOfMemoryError&) {
   }
+  return false;
 }
 
 void Workspace::reserve(Share& share) {

@@ -53,7 +53,8 @@ class Workspace {
   // the memory until then.
   std::mutex& mutex() { return mutex_; }
   // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
-  // c10::OutOfMemoryError if there is no memory; the share of the other graphs is kept if possible.
+  // c10::OutOfMemoryError if there is no memory, or no segment that blocks have to themselves; the
+  // share of the other graphs is kept if possible.
   uint64_t acquire(uint64_t bytes) {
     if (capacity_ < bytes) grow(bytes);
     return reinterpret_cast<uint64_t>(memory_.get());
@@ -64,7 +65,8 @@ class Workspace {
   void shrink() noexcept;
   void free_memory() noexcept;
   void allocate(uint64_t bytes);
-  void leave_shared_segment();
+  void allocate_for_good(uint64_t bytes);
+  bool leave_shared_segment();
 
   const int device_;
   std::mutex mutex_;

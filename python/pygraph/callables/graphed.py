@@ -116,6 +116,7 @@ class Graphed:
                 pass
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        runtime.engine().drop_blocks_if_short()  # the call may need memory
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None:

@@ -115,6 +115,8 @@ def _record_and_link(
     # From here the errors are gone, whose frames held the recording's memory.
     stream_capture.check_abandoned()
     allocator.give_back_all()
+    if is_memory_short:
+        allocator.drop_blocks(call.info.device)  # the uncaptured call follows
     if raised is not None:
         signal_exceptions.raise_without_frames(raised)
     return failed

@@ -33,6 +33,7 @@ def make_room(host: Host, graph: _engine.CapturedGraph, trial: Trial) -> None:
 
     if undoing(is_short) and trial.variant == UNCAPTURED:
         graph.release_workspace()
+        allocator.drop_blocks(host.info.device)
 
 
 def timed_call(

@@ -210,6 +210,20 @@ TEST_F(WorkspaceTest, BlocksHaveASegmentOfTheirOwn) {
   workspace->release(share);
 }
 
+TEST_F(WorkspaceTest, BlocksDoNotStayInTheSegmentOfOthers) {
+  const Workspace::Share share = reserved(*workspace, 8, 304);
+  acquire(*workspace, 8);
+  allocator.sharing = 1000;
+  EXPECT_THROW(acquire(*workspace, 304), c10::OutOfMemoryError);
+  EXPECT_EQ(live_mib(), 8);
+  Workspace::free_blocks(0);
+  acquire(*workspace, 200);  // without blocks, it may
+  EXPECT_EQ(live_mib(), 200);
+  workspace->defragment();
+  EXPECT_EQ(live_mib(), 200);
+  workspace->release(share);
+}
+
 TEST_F(HeldBlocksTest, StreamsTogetherHoldSoMuchAtMost) {
   HeldBlocks first(kDevice), second(kDevice), elsewhere(kDevice), of_other_device(kOtherDevice);
   first.begin(kStream, 100, 150, 1000);
@@ -239,18 +253,32 @@ TEST_F(HeldBlocksTest, AreDroppedOnceMemoryIsShort) {
   HeldBlocks looks(kDevice), idle(kDevice), of_other_device(kOtherDevice);
   looks.begin(kStream, 100, 150, 1000);
   idle.begin(kStream, 100, 150, 5000);
-  of_other_device.begin(kStream, 100, 150, 1000);
+  of_other_device.begin(kStream, 100, 150, 5000);
   const Workspace::Share share = reserved(*workspace, 4, 304);
   acquire(*workspace, 304);
   allocator.reserved = 1000;
-  looks.look();
+  HeldBlocks::look();
   EXPECT_TRUE(looks.are_held());
   allocator.reserved = 1001;
-  for (int i = 0; i < 16; ++i) looks.look();
+  for (int i = 0; i < 16; ++i) looks.note_launch();
   EXPECT_FALSE(looks.are_held() || idle.are_held());
   EXPECT_TRUE(of_other_device.are_held());
   EXPECT_EQ(live_mib(), 0);
   workspace->release(share);
+}
+
+TEST_F(HeldBlocksTest, ALookIsOfAllDevices) {
+  HeldBlocks first(kDevice), second(kDevice), of_other_device(kOtherDevice);
+  first.begin(kStream, 100, 150, 2000);
+  second.begin(kStream, 100, 150, 1000);
+  of_other_device.begin(kStream, 100, 150, 1500);
+  allocator.reserved = 1001;
+  HeldBlocks::look();
+  EXPECT_FALSE(first.are_held() || second.are_held());
+  EXPECT_TRUE(of_other_device.are_held());
+  allocator.reserved = 1501;
+  HeldBlocks::look();
+  EXPECT_FALSE(of_other_device.are_held());
 }
 
 TEST_F(HeldBlocksTest, Threads) {
@@ -263,7 +291,8 @@ TEST_F(HeldBlocksTest, Threads) {
       blocks.begin(i % 3 == 0 ? kStream : kOtherStream, 10, 1000, 1500 + k);
       const Workspace::Share share = reserved(*own, 1, 3);
       acquire(*own, 3);
-      blocks.look();
+      blocks.note_launch();
+      if (k % 7 == 0) HeldBlocks::look();
       if (k % 50 == 0) HeldBlocks::drop_all(kDevice);
       own->release(share);
     }
