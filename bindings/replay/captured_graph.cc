@@ -167,8 +167,7 @@ void CapturedGraph::defragment_workspace() {
   try {
     place_workspace(stream);
   } catch (const c10::OutOfMemoryError&) {
-    if (!held_blocks_.are_held()) throw;
-    HeldBlocks::drop_all(device_);
+    HeldBlocks::drop_all(device_);  // this graph's, or others' in the same workspace
     release_dropped_blocks();
     place_workspace(stream);
   }

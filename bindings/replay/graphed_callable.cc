@@ -182,22 +182,9 @@ bool is_due(Decision& decided) {
   return ++decided.calls > decided.calls_per_recheck;
 }
 
-// As replay_matching().
+// As replay_matching(), of a call that may be replayed.
 std::pair<PyObject*, ReplayStatus> try_matching(GraphedCallable& callable, PyObject* arguments,
                                                 Py_ssize_t holders) {
-  const bool is_decided = std::exchange(t_decided, nullptr) == &callable;
-  if (is_decided || t_forced_uncaptured == &callable || t_observers > 0) {
-    return {nullptr, ReplayStatus::kUncaptured};
-  }
-  try {
-    // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
-    if (g_paused || torch_cuda::is_capturing(callable.device)) {
-      return {nullptr, ReplayStatus::kUncaptured};
-    }
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return {nullptr, ReplayStatus::kError};
-  }
   // Dispatch modes must see the operators.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return {nullptr, ReplayStatus::kNoMatch};
   const c10::Device device = device_of(callable);
@@ -235,6 +222,19 @@ bool Decision::matches(PyObject* list, c10::Device device, const Switches& now,
 
 std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, PyObject* arguments,
                                                    Py_ssize_t holders) {
+  const bool is_decided = std::exchange(t_decided, nullptr) == &callable;
+  if (is_decided || t_forced_uncaptured == &callable || t_observers > 0) {
+    return {nullptr, ReplayStatus::kUncaptured};
+  }
+  try {
+    // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
+    if (g_paused || torch_cuda::is_capturing(callable.device)) {
+      return {nullptr, ReplayStatus::kUncaptured};
+    }
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return {nullptr, ReplayStatus::kError};
+  }
   const auto result = try_matching(callable, arguments, holders);
   if (result.second != ReplayStatus::kReplayed) HeldBlocks::look();
   return result;

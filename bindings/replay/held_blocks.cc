@@ -84,29 +84,31 @@ void HeldBlocks::end() {
   holders().count = holders().all.size();
 }
 
+// Of each device, the least that a holder allows.
+std::map<c10::DeviceIndex, uint64_t> HeldBlocks::most_reserved() {
+  std::map<c10::DeviceIndex, uint64_t> found;
+  const std::lock_guard lock(holders().mutex);
+  for (const HeldBlocks* holder : holders().all) {
+    const uint64_t most = holder->most_reserved_;
+    uint64_t& least = found.try_emplace(holder->device_.index(), most).first->second;
+    least = std::min(least, most);
+  }
+  return found;
+}
+
 void HeldBlocks::note_launch() noexcept {
   if (launches_++ % kLaunchesPerLook == 0) look();
 }
 
 void HeldBlocks::look() noexcept {
   if (holders().count == 0) return;
-  std::map<c10::DeviceIndex, uint64_t> most_reserved;
-  {
-    const std::lock_guard lock(holders().mutex);
-    for (const HeldBlocks* holder : holders().all) {
-      const uint64_t most = holder->most_reserved_;
-      uint64_t& least = most_reserved.try_emplace(holder->device_.index(), most).first->second;
-      least = std::min(least, most);
+  const WithoutPythonLock unlocked;
+  try {
+    for (const auto& [index, most] : most_reserved()) {
+      const c10::Device device(c10::kCUDA, index);
+      if (reserved_bytes(device) > most) drop_all(device);
     }
-  }
-  for (const auto& [index, most] : most_reserved) {
-    const c10::Device device(c10::kCUDA, index);
-    bool is_short = true;
-    try {
-      is_short = reserved_bytes(device) > most;
-    } catch (const std::exception&) {  // the call goes on: nothing may be thrown
-    }
-    if (is_short) drop_all(device);
+  } catch (const std::exception&) {  // the call goes on: nothing may be thrown
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 
 #include "pygraph/stream_slots.h"
 
@@ -44,6 +45,7 @@ class HeldBlocks {
   void note_launch() noexcept;
 
  private:
+  static std::map<c10::DeviceIndex, uint64_t> most_reserved();
   void end();
 
   const c10::Device device_;

@@ -18,8 +18,10 @@ constexpr uint64_t kMinLargeAlloc = 10 << 20;
 constexpr uint64_t kLargeBuffer = 20 << 20;
 constexpr uint64_t kSmallSize = 1 << 20;
 
-// That are allocated for a moment in search of a segment of its own.
+// What is allocated for a moment in search of a segment of its own: bytes, and pieces if these are
+// more.
 constexpr uint64_t kMostSearched = 2ULL << 30;
+constexpr uint64_t kFewestSearched = 4;
 
 // The segment that a piece of the allocator's memory is in; 0 if the driver does not say.
 uint64_t segment_bytes(const void* memory) {
@@ -88,11 +90,15 @@ void Workspace::grow(uint64_t bytes) {
     if (shares_with_blocks_.empty()) {
       allocate(bytes);
     } else {
-      allocate_for_good(bytes);
+      try {
+        place(bytes);
+      } catch (const c10::OutOfMemoryError&) {
+        place(bytes);  // the allocator's cache is empty now
+      }
     }
   } catch (...) {
     try {
-      if (before > 0) allocate(before);
+      if (before > 0 && shares_with_blocks_.empty()) allocate(before);
     } catch (const c10::OutOfMemoryError&) {
       // The next launch that needs it tries again.
     }
@@ -118,19 +124,19 @@ void Workspace::defragment() {
   if (is_defragmented_ || capacity_ <= kSmallSize) return;
   const uint64_t bytes = capacity_;
   free_memory();
-  allocate_for_good(bytes);
+  give_free_memory_back();
+  place(bytes);
 }
 
-// Where it blocks no other memory, if possible. Blocks, which may be much memory, never do.
-void Workspace::allocate_for_good(uint64_t bytes) {
-  give_free_memory_back();
+// Where it blocks no other memory, if there is such a place. Blocks, which may be much memory, take
+// no other.
+void Workspace::place(uint64_t bytes) {
   allocate(bytes);
-  if (!leave_shared_segment() && !shares_with_blocks_.empty()) {
-    free_memory();
-    give_free_memory_back();  // where it was looked for
-    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
-  }
-  is_defragmented_ = true;
+  is_defragmented_ = leave_shared_segment();
+  if (is_defragmented_ || shares_with_blocks_.empty()) return;
+  free_memory();
+  give_free_memory_back();  // also what the search has left
+  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
 }
 
 // If the memory is a part of a much larger segment: allocates free pieces of shared segments until
@@ -142,7 +148,7 @@ bool Workspace::leave_shared_segment() {
   const uint64_t wanted = std::max(capacity_, kMinLargeAlloc);
   std::vector<c10::DataPtr> pieces;
   try {
-    while (pieces.size() * wanted < kMostSearched) {
+    while (pieces.size() < std::max(kMostSearched / wanted, kFewestSearched)) {
       c10::DataPtr piece = allocator->allocate(wanted);
       if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
         memory_ = std::move(piece);
@@ -150,7 +156,8 @@ bool Workspace::leave_shared_segment() {
       }
       pieces.push_back(std::move(piece));
     }
-  } catch (const c10::OutOfMemoryError&) {
+  } catch (const c10::Error&) {
+    // No memory, or another thread captures.
   }
   return false;
 }

@@ -65,6 +65,23 @@ def test_memory_that_verification_cannot_have_leaves_the_call_uncaptured(
 
 
 @pytest.mark.usefixtures("stream")
+def test_the_call_after_a_verification_without_memory_finds_what_graphs_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def function(args: list[Any]) -> list[torch.Tensor]:
+        made.append("call")
+        return [args[0] + 1]
+
+    graph = FakeGraph()
+    graph.error = torch.OutOfMemoryError("no room")
+    monkeypatch.setattr(runtime, "release_workspaces", lambda: made.append("release"))
+    verify.quick_check(_rehearsal(graph, function))
+    assert made == ["release", "call"]
+
+
+@pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize("suspects", [[], [0]])
 def test_a_graph_that_cannot_be_launched_is_refused_with_the_drivers_words(
     suspects: list[int],

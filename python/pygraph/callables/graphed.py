@@ -116,7 +116,6 @@ class Graphed:
                 pass
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        runtime.engine().drop_blocks_if_short()  # the call may need memory
         known = self._forms.take_apart(args, kwargs)
         arguments = take_apart(args, kwargs) if known is None else known
         if arguments is None:
@@ -161,6 +160,7 @@ class Graphed:
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
+        runtime.engine().drop_blocks_if_short()
         if not all(map(_has_its_groups, self._adapted)):  # a checkpoint was loaded, or one is gone
             optimizers = [of for reference, _ in self._adapted if (of := reference()) is not None]
             optimizer_forms.adapt(optimizers)

@@ -182,4 +182,6 @@ def replay_unverified(recording: recorder.Recording, call: Call) -> Attempt:
             return Attempt(recording.graph.replay(call.args, True), recording.graph)
         except RuntimeError as error:  # nothing was launched
             failure = recorder.describe_failure(error)
+        if failure.endswith(recorder.OUT_OF_MEMORY):
+            allocator.drop_blocks(call.info.device)
     return Attempt(call.uncaptured(call.args), failure=failure)

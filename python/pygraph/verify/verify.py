@@ -282,6 +282,8 @@ def _judge(rehearsal: Rehearsal, comparison: Comparison, suspects: Sequence[int]
 
 def _failed(error: Exception) -> Verification:
     """Without the call's results. Does not keep the error, whose frames hold memory."""
+    if isinstance(error, torch.OutOfMemoryError):
+        runtime.release_workspaces()  # for the call
     engine = runtime.engine()
     is_transient = isinstance(error, (engine.StreamNotReady, engine.NotGivenAway))
     return Verification((), _describe(error), is_transient)

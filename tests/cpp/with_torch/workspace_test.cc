@@ -38,6 +38,8 @@ class Allocator : public c10::DeviceAllocator {
   std::atomic<int64_t> limit = INT64_MAX;
   std::atomic<int64_t> reserved = 0;  // what it tells
   std::atomic<int> sharing = 0;       // pieces to come that lie in larger segments
+  std::atomic<bool> is_cache_shared =
+      false;  // those segments are the cache's, which may be emptied
 
   static Allocator& instance() {
     static auto* allocator = new Allocator;
@@ -60,7 +62,9 @@ class Allocator : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
   void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t /*pool*/) override {}
+  void emptyCache(c10::MempoolId_t /*pool*/) override {
+    if (is_cache_shared) sharing = 0;
+  }
   void recordStream(const c10::DataPtr& /*memory*/, c10::Stream /*stream*/) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
     c10::CachingDeviceAllocator::DeviceStats statistics;
@@ -124,6 +128,7 @@ class WorkspaceTest : public testing::Test {
     allocator.limit = INT64_MAX;
     allocator.reserved = 0;
     allocator.sharing = 0;
+    allocator.is_cache_shared = false;
   }
   void TearDown() override { EXPECT_EQ(allocator.live, 0); }
 
@@ -193,7 +198,7 @@ TEST_F(WorkspaceTest, AnOldShareTakesNothingFromANewOne) {
 }
 
 TEST_F(WorkspaceTest, GrowthThatFailsKeepsWhatWasThere) {
-  const Workspace::Share share = reserved(*workspace, 8, 200);
+  const Workspace::Share share = reserved(*workspace, 200);
   acquire(*workspace, 8);
   allocator.limit = 100 * kMiB;
   EXPECT_THROW(acquire(*workspace, 200), c10::OutOfMemoryError);
@@ -210,12 +215,43 @@ TEST_F(WorkspaceTest, BlocksHaveASegmentOfTheirOwn) {
   workspace->release(share);
 }
 
+TEST_F(WorkspaceTest, TheCacheIsEmptiedForBlocks) {
+  const Workspace::Share share = reserved(*workspace, 4, 304);
+  allocator.sharing = 1000;
+  allocator.is_cache_shared = true;
+  const uint64_t address = acquire(*workspace, 304);
+  EXPECT_EQ(allocator.segment_of(reinterpret_cast<void*>(address)), 304 * kMiB);
+  EXPECT_EQ(live_mib(), 304);
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, LargeBlocksAreSearchedFor) {
+  const Workspace::Share share = reserved(*workspace, 4, 3000);
+  allocator.sharing = 4;
+  const uint64_t address = acquire(*workspace, 3000);
+  EXPECT_EQ(allocator.segment_of(reinterpret_cast<void*>(address)), 3000 * kMiB);
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, GrowthThatFailsFreesBlocks) {
+  const Workspace::Share share = reserved(*workspace, 8, 304);
+  const Workspace::Share larger = reserved(*workspace, 400);
+  acquire(*workspace, 304);
+  allocator.limit = 350 * kMiB;
+  EXPECT_THROW(acquire(*workspace, 400), c10::OutOfMemoryError);
+  EXPECT_EQ(live_mib(), 0);  // they would have to be placed again
+  acquire(*workspace, 304);
+  EXPECT_EQ(live_mib(), 304);
+  workspace->release(share);
+  workspace->release(larger);
+}
+
 TEST_F(WorkspaceTest, BlocksDoNotStayInTheSegmentOfOthers) {
   const Workspace::Share share = reserved(*workspace, 8, 304);
   acquire(*workspace, 8);
   allocator.sharing = 1000;
   EXPECT_THROW(acquire(*workspace, 304), c10::OutOfMemoryError);
-  EXPECT_EQ(live_mib(), 8);
+  EXPECT_EQ(live_mib(), 0);
   Workspace::free_blocks(0);
   acquire(*workspace, 200);  // without blocks, it may
   EXPECT_EQ(live_mib(), 200);
