@@ -144,6 +144,7 @@ class CapturedGraph {
   void release_blocks() noexcept;
   // After blocks were found in the workspace, or put there: they may have been dropped meanwhile.
   void release_dropped_blocks();
+  // Allocates the workspace of the stream, where it is to stay. Throws c10::OutOfMemoryError.
   void place_workspace(CallStream stream);
   CallStream call_stream() const;
   bool gives_away(CallStream stream, PyObject* arguments, Py_ssize_t holders) const;

@@ -40,6 +40,10 @@ void give_free_memory_back() {
   }
 }
 
+[[noreturn]] void throw_no_place() {
+  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
+}
+
 // All workspaces, by the device and the driver's number of the stream.
 struct Registry {
   std::mutex mutex;
@@ -89,12 +93,8 @@ void Workspace::grow(uint64_t bytes) {
   try {
     if (shares_with_blocks_.empty()) {
       allocate(bytes);
-    } else {
-      try {
-        place(bytes);
-      } catch (const c10::OutOfMemoryError&) {
-        place(bytes);  // the allocator's cache is empty now
-      }
+    } else if (!place(bytes) && !place(bytes)) {  // again: the allocator's cache is empty by then
+      throw_no_place();
     }
   } catch (...) {
     try {
@@ -125,18 +125,19 @@ void Workspace::defragment() {
   const uint64_t bytes = capacity_;
   free_memory();
   give_free_memory_back();
-  place(bytes);
+  if (!place(bytes)) throw_no_place();
 }
 
-// Where it blocks no other memory, if there is such a place. Blocks, which may be much memory, take
-// no other.
-void Workspace::place(uint64_t bytes) {
+// Allocates where it blocks no other memory, if there is such a place. Blocks, which may be much
+// memory, take no other: then it allocates nothing, empties the allocator's cache, and returns
+// false.
+bool Workspace::place(uint64_t bytes) {
   allocate(bytes);
   is_defragmented_ = leave_shared_segment();
-  if (is_defragmented_ || shares_with_blocks_.empty()) return;
+  if (is_defragmented_ || shares_with_blocks_.empty()) return true;
   free_memory();
-  give_free_memory_back();  // also what the search has left
-  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
+  give_free_memory_back();
+  return false;
 }
 
 // If the memory is a part of a much larger segment: allocates free pieces of shared segments until

@@ -65,7 +65,7 @@ class Workspace {
   void shrink() noexcept;
   void free_memory() noexcept;
   void allocate(uint64_t bytes);
-  void place(uint64_t bytes);
+  bool place(uint64_t bytes);
   bool leave_shared_segment();
 
   const int device_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -68,3 +69,23 @@ def allocations(call: Callable[[], object]) -> int:
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     call()
     return int(torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+
+
+def at_the_same_time(*targets: Callable[[], None], seconds: float = 60) -> None:
+    """Raises what one of them has raised, or if one does not end."""
+    failures: list[BaseException] = []
+
+    def run(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(target,), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    assert not any(thread.is_alive() for thread in threads)
+    for failure in failures:
+        raise failure

@@ -4,8 +4,7 @@ allocate, where memory is plentiful (bindings/replay/held_blocks.h)."""
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from .held_blocks import (
     PARTS,
     WARM_UP,
     allocations,
+    at_the_same_time,
     holding,
     is_held,
     make_input,
@@ -37,26 +37,6 @@ def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
     with at_most(LIMIT):
         yield
-
-
-def _at_the_same_time(*targets: Callable[[], None]) -> None:
-    """Raises what one of them has raised, or if one does not end."""
-    failures: list[BaseException] = []
-
-    def run(target: Callable[[], None]) -> None:
-        try:
-            target()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(target,), daemon=True) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    for failure in failures:
-        raise failure
 
 
 def test_a_launch_allocates_nothing_but_its_result() -> None:
@@ -138,7 +118,7 @@ def test_threads() -> None:
                 if i % 7 == 0:
                     torch.cuda.empty_cache()
 
-    _at_the_same_time(*(functools.partial(run, index) for index in range(4)))
+    at_the_same_time(*(functools.partial(run, index) for index in range(4)))
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -163,7 +143,7 @@ def test_threads_that_allocate_and_drop(history: bool) -> None:
     if history:
         torch.cuda.memory._record_memory_history()
     try:
-        _at_the_same_time(replay, drop)
+        at_the_same_time(replay, drop)
     finally:
         if history:
             torch.cuda.memory._record_memory_history(enabled=None)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +16,7 @@ import pygraph
 from pygraph import runtime
 from pygraph.gpu import allocator
 
+from .held_blocks import Function, at_the_same_time
 from .support import at_most, captured, randn
 
 _MIB = 1 << 20
@@ -25,8 +25,6 @@ _MOST_KEPT = 8  # tensors of a thread
 _MOST_KEPT_MIB = 80
 _STEPS = 120
 _WARM_UP = 12  # calls, until the engine makes them
-
-Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Kept(NamedTuple):
@@ -148,30 +146,15 @@ def test_programs(seed: int, threads: int, history: bool) -> None:
     assert len(captured()) == len(program.graphed)
     assert any(row.block_bytes == 0 for row in captured())
     actors = [Actor(program, 100 * seed + i, threads == 1) for i in range(threads)]
-    failures: list[BaseException] = []
-
-    def run(actor: Actor) -> None:
-        try:
-            actor.run()
-        except BaseException as error:
-            failures.append(error)
-
     if history:
         torch.cuda.memory._record_memory_history()
     try:
-        running = [threading.Thread(target=run, args=(actor,), daemon=True) for actor in actors]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join(100)
-        assert not any(thread.is_alive() for thread in running)
+        at_the_same_time(*(actor.run for actor in actors), seconds=100)
     finally:
         if history:
             torch.cuda.memory._record_memory_history(enabled=None)
-    for failure in failures:
-        raise failure
     assert all(row.state == "captured" and not row.audits_failed for row in pygraph.stats())
-    del program, actors, running
+    del program, actors
     pygraph.reset()
     gc.collect()
     torch.cuda.synchronize()
