@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pygraph import runtime
-from pygraph.callables import graphed, optimizer_forms, trained, variant
+from pygraph.callables import adapted_optimizers, optimizer_forms, trained, variant
 from pygraph.callables.host import probes
 from pygraph.callables.step_function import StepFunction
 from pygraph.gpu.clones import clone_shared_storages
@@ -116,7 +116,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
     monkeypatch.setattr(runtime, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(variant, "Partition", Replaying)
-    for module in (variant, graphed, trained):
+    for module in (variant, adapted_optimizers, trained):
         monkeypatch.setattr(module, "device_of", _device_of)
     monkeypatch.setattr(probes, "is_on_host", lambda tensor: False)
     _allow_capturable(monkeypatch)

@@ -16,7 +16,6 @@ import logging
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,11 @@ import torch
 
 from pygraph import observations, runtime, signal_exceptions, torch_patches
 from pygraph.callables import fused_numbers, optimizer_forms, rates, serving
+from pygraph.callables.adapted_optimizers import AdaptedOptimizers
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
-from pygraph.callables.variant import Variant, device_of, host_state
+from pygraph.callables.variant import Variant
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
@@ -73,11 +73,7 @@ class Graphed:
         self._served = serving.served_calls()  # of these variants; after them, for _tell_engine
         self._refused = RefusedCalls(self._note)
         self._unmatched = 0  # calls in a row that no variant fits
-        # Groups of optimizers that need a tensor as learning rate in uncaptured calls, too.
-        self._rated: list[rates.Rated] = []
-        # Optimizers that have been adapted, each with the groups that it had then.
-        self._adapted: list[tuple[weakref.ref[torch.optim.Optimizer], list[Any]]] = []
-        self._device: torch.device | None = None
+        self._optimizers = AdaptedOptimizers(self.__name__, self._adapts)
         self._follows = rates.Follows()
         self._may_follow_numbers = True  # not if its Python has computed with them
 
@@ -161,11 +157,7 @@ class Graphed:
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, whose graph gives the same bits."""
         runtime.engine().drop_blocks_if_short()
-        if not all(map(_has_its_groups, self._adapted)):  # a checkpoint was loaded, or one is gone
-            optimizers = [of for reference, _ in self._adapted if (of := reference()) is not None]
-            optimizer_forms.adapt(optimizers)
-            self._follow(optimizers)
-        return rates.with_tensors(self._rated, self._device, lambda: self._function(*args, **kwargs))
+        return self._optimizers.call(lambda: self._function(*args, **kwargs))
 
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant. It may change what the others serve."""
@@ -175,7 +167,8 @@ class Graphed:
         if not self._refused.is_to_be_observed():
             return self._uncaptured(args, kwargs)
         try:
-            now = self._look_at({self.__name__: self._function, **arguments.objects, **arguments.kinds})
+            roots = {self.__name__: self._function, **arguments.objects, **arguments.kinds}
+            now = self._optimizers.look_at(roots, self._follows)
         except (MemoryError, torch.OutOfMemoryError):  # a later call may be looked at
             return self._uncaptured(args, kwargs)
         except Exception as error:  # of what the walk has met
@@ -230,29 +223,8 @@ class Graphed:
         """Gives the function's optimizers their form. Returns the function as it is called without a
         graph."""
         if self._adapts and serving.may_be_served():
-            self._look_at({self.__name__: self._function})
+            self._optimizers.look_at({self.__name__: self._function}, self._follows)
         return lambda *args, **kwargs: self._uncaptured(args, kwargs)
-
-    def _look_at(self, roots: dict[str, Any]) -> HostState:
-        now = host_state(roots, self._adapts, self._follows)
-        if not self._adapts:
-            return now
-        names = optimizer_forms.adapt(now.found.optimizers.values())
-        if names:
-            runtime.notice_once(
-                f"{self.__name__}: {', '.join(sorted(set(names)))} counts steps on the GPU from now on "
-                "(capturable=True), which rounds differently"
-            )
-            now = host_state(roots, self._adapts, self._follows)
-        self._follow(list(now.found.optimizers.values()))
-        self._device = device_of(list(now.found.tensors.values()))
-        return now
-
-    def _follow(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """The rates of adapted optimizers."""
-        groups = rates.followed(optimizers, adapted=True)
-        self._rated = [rated for rated in groups if not rated.is_exact]
-        self._adapted = [(weakref.ref(of), list(of.param_groups)) for of in optimizers]
 
     def _new_variant(self, now: HostState, changed: list[str], key: Key) -> Variant | None:
         """For a call that no variant fits; changed: how the last one differs. None if that was so too
@@ -351,9 +323,3 @@ class Graphed:
             if reason:
                 found[key].refuse(reason, 0)
         return found
-
-
-def _has_its_groups(adapted: tuple[weakref.ref[torch.optim.Optimizer], list[Any]]) -> bool:
-    optimizer, groups = adapted[0](), adapted[1]
-    now = [] if optimizer is None else optimizer.param_groups
-    return len(now) == len(groups) and all(a is b for a, b in zip(now, groups, strict=True))
