@@ -9,7 +9,7 @@ namespace pygraph::bindings {
 class WithoutPythonLock {
  public:
   // Does nothing if the thread does not hold the lock.
-  WithoutPythonLock() : state_(PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}
+  WithoutPythonLock() : state_(is_held() ? PyEval_SaveThread() : nullptr) {}
   ~WithoutPythonLock() {
     if (state_ != nullptr) PyEval_RestoreThread(state_);
   }
@@ -17,6 +17,16 @@ class WithoutPythonLock {
   WithoutPythonLock& operator=(const WithoutPythonLock&) = delete;
 
  private:
+  // PyGILState_Check() always says yes once the process has made a second interpreter.
+  static bool is_held() {
+#if PY_VERSION_HEX >= 0x030D0000
+    PyThreadState* running = PyThreadState_GetUnchecked();
+#else
+    PyThreadState* running = _PyThreadState_UncheckedGet();
+#endif
+    return running != nullptr && running == PyGILState_GetThisThreadState();
+  }
+
   PyThreadState* state_;
 };
 

@@ -19,7 +19,21 @@ namespace {
 // Streams that a graph replays on at a time. Each costs an executable: some 10 KB per node.
 constexpr size_t kMostStreams = 8;
 
+thread_local int t_entered = 0;  // graphs whose lock this thread has
+
 }  // namespace
+
+CapturedGraph::Entered::Entered(CapturedGraph& graph) : lock_(graph.mutex_) {
+  ++t_entered;
+}
+
+CapturedGraph::Entered::~Entered() {
+  --t_entered;
+}
+
+bool CapturedGraph::is_entered() {
+  return t_entered > 0;
+}
 
 CapturedGraph::CapturedGraph(const Driver& driver, c10::Device device,
                              std::vector<Argument> arguments, OutputPlan outputs,
@@ -128,7 +142,7 @@ CapturedGraph::Replica& CapturedGraph::replica_for(CallStream stream, size_t& sl
 
 void CapturedGraph::release_workspace() noexcept {
   const WithoutPythonLock unlocked;
-  const std::lock_guard lock(mutex_);
+  const Entered entered(*this);
   for (const auto& replica : replicas_) replica->release();
 }
 
@@ -144,7 +158,7 @@ void CapturedGraph::release_blocks() noexcept {
 
 void CapturedGraph::release_dropped_blocks() {
   if (held_blocks_.are_held()) return;
-  const std::lock_guard lock(mutex_);
+  const Entered entered(*this);
   release_blocks();
 }
 
@@ -152,6 +166,12 @@ void CapturedGraph::note_no_room() {
   release_workspace();
   HeldBlocks::drop_all(device_);
   if (back_off_.note_no_room()) failure = "its replays ran out of memory";
+}
+
+void CapturedGraph::fail(std::string reason) {
+  failure = std::move(reason);
+  release_workspace();
+  held_blocks_.end();
 }
 
 bool CapturedGraph::is_out_of_use() {
@@ -177,7 +197,7 @@ void CapturedGraph::defragment_workspace() {
 void CapturedGraph::place_workspace(CallStream stream) {
   std::shared_ptr<Workspace> workspace;
   {
-    const std::lock_guard lock(mutex_);
+    const Entered entered(*this);
     size_t slot = 0;
     Replica& replica = replica_for(stream, slot);
     Launch launch;
@@ -185,7 +205,6 @@ void CapturedGraph::place_workspace(CallStream stream) {
     launch.holds_blocks = held_blocks_.are_held(stream);
     replica.reserve(share_of(launch));
     workspace = replica.workspace;
-    const std::lock_guard entered(workspace->mutex());
     workspace->acquire(plan_.workspace_needed(launch.donated, launch.holds_blocks));
   }
   workspace->defragment();
@@ -196,7 +215,7 @@ void CapturedGraph::hold_blocks(uint64_t most, uint64_t most_reserved) {
   const CallStream stream = call_stream();
   if (!stream.is_permanent) return;
   const WithoutPythonLock unlocked;
-  const std::lock_guard lock(mutex_);
+  const Entered entered(*this);
   release_blocks();  // of an earlier selection
   held_blocks_.begin(stream, plan_.block_bytes(), most, most_reserved);
 }
@@ -219,14 +238,13 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   // Before the driver is given kernels that may be gone.
   std::shared_lock<std::shared_mutex> plans;
   if (fft_plans_) plans = fft_plans_->check();
-  const std::lock_guard lock(mutex_);
+  const Entered entered(*this);
   if (!launch.holds_blocks) release_blocks();
   size_t slot = 0;
   Replica& replica = replica_for(launch.stream, slot);
   const uint64_t needed = plan_.workspace_needed(launch.donated, launch.holds_blocks);
   replica.reserve(share_of(launch));
-  const std::lock_guard entered(replica.workspace->mutex());
-  const uint64_t workspace = needed > 0 ? replica.workspace->acquire(needed) : 0;
+  const auto [workspace, lock] = replica.workspace->acquire(needed);
   const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
   plan_.place_internal_memory(launch, workspace, random_memory);
   ExecutableGraph& executable = *replica.executable;

@@ -63,9 +63,14 @@ class CapturedGraph {
 
   // Releases its share of the streams' workspaces; the next replay takes it again.
   void release_workspace() noexcept;
+  // Takes the graph out of use for good: it keeps no memory for launches.
+  void fail(std::string reason);
   // To be called when a replay found no memory. Releases the graph's memory for the uncaptured run.
   // If this happens often, the graph rests (memory_back_off.h).
   void note_no_room();
+  // Whether this thread has the lock of a graph: it is in a callback of PyTorch's allocator, and
+  // must replay none.
+  static bool is_entered();
   // Whether the call must run uncaptured; `failure` is the reason. Counts calls while the graph
   // rests.
   bool is_out_of_use();
@@ -132,6 +137,17 @@ class CapturedGraph {
     void release_blocks() noexcept;
   };
 
+  // Holds the lock of a graph. To be made without Python's lock.
+  class Entered {
+   public:
+    explicit Entered(CapturedGraph& graph);
+    ~Entered();
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+   private:
+    const std::lock_guard<std::mutex> lock_;
+  };
   // The replica for the current stream, `stream`; hold the lock. Throws StreamNotReady,
   // DriverError, c10::OutOfMemoryError.
   Replica& replica_for(CallStream stream, size_t& slot);
@@ -161,7 +177,7 @@ class CapturedGraph {
   LeftGradients left_gradients_;
   HeldBlocks held_blocks_;
 
-  std::mutex mutex_;  // from the choice of a replica to its launch; to be taken without Python's
+  std::mutex mutex_;  // from the choice of a replica to its launch; see Entered
   StreamSlots slots_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // by slot; the first one is always there
   const MemoryPlan plan_;

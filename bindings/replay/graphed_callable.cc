@@ -64,21 +64,23 @@ std::pair<PyObject*, ReplayStatus> try_replay(CapturedGraph& graph, PyObject* ar
     PyObject* outputs = graph.replay(arguments, holders, -1, std::nullopt, gradients, own);
     return {outputs, outputs != nullptr ? ReplayStatus::kReplayed : ReplayStatus::kError};
   } catch (const DriverError& error) {
-    graph.failure = error.what();
     if (error.sticky()) {
+      graph.failure = error.what();
       PyErr_SetString(PyExc_RuntimeError, error.what());
       return {nullptr, ReplayStatus::kError};
     }
-    graph.release_workspace();
+    graph.fail(error.what());
   } catch (const NotGivenAway&) {
     return {nullptr, ReplayStatus::kNoMatch};
   } catch (const StreamNotReady&) {
     // This call only.
   } catch (const c10::OutOfMemoryError&) {
     graph.note_no_room();  // uncaptured, the same request may find some, or raise
+  } catch (const pybind11::error_already_set&) {
+    graph
+        .note_no_room();  // raised by an observer that was told of it, and again by the call itself
   } catch (const std::exception& error) {
-    graph.failure = error.what();
-    graph.release_workspace();
+    graph.fail(error.what());
   }
   return {nullptr, ReplayStatus::kUncaptured};
 }
@@ -228,14 +230,15 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   }
   try {
     // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
-    if (g_paused || torch_cuda::is_capturing(callable.device)) {
+    if (CapturedGraph::is_entered() || torch_cuda::is_capturing(callable.device)) {
       return {nullptr, ReplayStatus::kUncaptured};
     }
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return {nullptr, ReplayStatus::kError};
   }
-  const auto result = try_matching(callable, arguments, holders);
+  std::pair<PyObject*, ReplayStatus> result{nullptr, ReplayStatus::kUncaptured};
+  if (!g_paused) result = try_matching(callable, arguments, holders);
   if (result.second != ReplayStatus::kReplayed) HeldBlocks::look();
   return result;
 }

@@ -37,6 +37,7 @@ class HeldBlocks {
   // streams of the device then hold at most `most`, and as long as PyTorch's allocator has reserved
   // at most `most_reserved` of it.
   void begin(CallStream stream, uint64_t bytes, uint64_t most, uint64_t most_reserved);
+  void end();
   bool are_held() const { return are_held_; }
   // Whether a launch on this stream finds them. One on another stream ends it: a program that has
   // moved there may stay, and the workspace of that stream has no blocks.
@@ -46,7 +47,6 @@ class HeldBlocks {
 
  private:
   static std::map<c10::DeviceIndex, uint64_t> most_reserved();
-  void end();
 
   const c10::Device device_;
   std::atomic<bool> are_held_ = false;

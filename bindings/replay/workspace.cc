@@ -4,9 +4,12 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "pygraph/handles.h"
 
 namespace pygraph::bindings {
 namespace {
@@ -35,13 +38,36 @@ uint64_t segment_bytes(const void* memory) {
 void give_free_memory_back() {
   try {
     c10::getDeviceAllocator(c10::kCUDA)->emptyCache();
-  } catch (const c10::Error&) {
-    // Another thread captures.
+  } catch (const std::exception&) {
+    // PyTorch's, or of an observer: the memory stays in the cache.
   }
 }
 
 [[noreturn]] void throw_no_place() {
   throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no segment for held blocks alone");
+}
+
+// If the memory is a part of a much larger segment: allocates free pieces of shared segments until
+// none is left that would be large enough, so that the next piece gets a new segment. Returns
+// false, and the memory stays where it is, if there is no memory for that.
+bool leave_shared_segment(c10::DataPtr& memory, uint64_t bytes) {
+  if (segment_bytes(memory.get()) <= bytes + kLargeBuffer) return true;
+  c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
+  const uint64_t wanted = std::max(bytes, kMinLargeAlloc);
+  std::vector<c10::DataPtr> pieces;
+  try {
+    while (pieces.size() < std::max(kMostSearched / wanted, kFewestSearched)) {
+      c10::DataPtr piece = allocator->allocate(wanted);
+      if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
+        memory = std::move(piece);
+        return true;
+      }
+      pieces.push_back(std::move(piece));
+    }
+  } catch (const std::exception&) {
+    // There is no memory, or an observer that was told so has raised.
+  }
+  return false;
 }
 
 // All workspaces, by the device and the driver's number of the stream.
@@ -79,26 +105,46 @@ void Workspace::free_blocks(int device) {
   }
   for (const auto& workspace : found) {
     if (workspace == nullptr) continue;
+    Memory unneeded;  // freed without the lock
     const std::lock_guard lock(workspace->mutex_);
     if (workspace->shares_with_blocks_.empty()) continue;
     workspace->shares_with_blocks_.clear();
     ++workspace->generation_;
-    workspace->shrink();
+    unneeded = workspace->take_unneeded();
   }
 }
 
+Workspace::Access Workspace::acquire(uint64_t bytes) {
+  std::unique_lock lock(mutex_);
+  while (memory_.bytes < bytes) {  // again, if another thread has dropped blocks meanwhile
+    lock.unlock();
+    grow(bytes);
+    lock.lock();
+  }
+  return {reinterpret_cast<uint64_t>(memory_.data.get()), std::move(lock)};
+}
+
 void Workspace::grow(uint64_t bytes) {
-  const uint64_t before = capacity_;
-  free_memory();  // first, so that the old and the new memory never exist together
+  const RelaxedCaptureMode relaxed(cuda_driver());  // another thread may capture
+  uint64_t before = 0;
+  {
+    Memory old;  // freed first, so that the old and the new memory never exist together
+    const std::lock_guard lock(mutex_);
+    if (memory_.bytes >= bytes) return;
+    old = std::exchange(memory_, {});
+    before = old.bytes;
+  }
   try {
-    if (shares_with_blocks_.empty()) {
-      allocate(bytes);
-    } else if (!place(bytes) && !place(bytes)) {  // again: the allocator's cache is empty by then
+    std::optional<Memory> placed;
+    if (!has_blocks()) {
+      placed = allocate(bytes);
+    } else if (!(placed = place(bytes)) && !(placed = place(bytes))) {  // with an empty cache
       throw_no_place();
     }
+    put(std::move(*placed));
   } catch (...) {
     try {
-      if (before > 0 && shares_with_blocks_.empty()) allocate(before);
+      if (before > 0 && !has_blocks()) put(allocate(before));
     } catch (const c10::OutOfMemoryError&) {
       // The next launch that needs it tries again.
     }
@@ -106,61 +152,58 @@ void Workspace::grow(uint64_t bytes) {
   }
 }
 
-void Workspace::free_memory() noexcept {
-  memory_.clear();
-  capacity_ = 0;
-  is_defragmented_ = false;
+// Unless another thread has put as much there. Frees what is not needed then.
+void Workspace::put(Memory memory) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (memory.bytes > memory_.bytes) std::swap(memory, memory_);
+  }
+  memory.data.clear();  // without the lock
 }
 
-void Workspace::allocate(uint64_t bytes) {
+bool Workspace::has_blocks() {
+  const std::lock_guard lock(mutex_);
+  return !shares_with_blocks_.empty();
+}
+
+Workspace::Memory Workspace::allocate(uint64_t bytes) const {
   const c10::OptionalDeviceGuard guard(
       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_)));
-  memory_ = c10::getDeviceAllocator(c10::kCUDA)->allocate(bytes);
-  capacity_ = bytes;
+  try {
+    return {c10::getDeviceAllocator(c10::kCUDA)->allocate(bytes), bytes};
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {  // of an observer that was told that there is no memory
+    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, error.what());
+  }
 }
 
 void Workspace::defragment() {
-  const std::lock_guard lock(mutex_);
-  if (is_defragmented_ || capacity_ <= kSmallSize) return;
-  const uint64_t bytes = capacity_;
-  free_memory();
+  const RelaxedCaptureMode relaxed(cuda_driver());  // another thread may capture
+  uint64_t bytes = 0;
+  {
+    Memory old;  // freed without the lock
+    const std::lock_guard lock(mutex_);
+    if (memory_.is_in_place || memory_.bytes <= kSmallSize) return;
+    bytes = memory_.bytes;
+    old = std::exchange(memory_, {});
+  }
   give_free_memory_back();
-  if (!place(bytes)) throw_no_place();
+  std::optional<Memory> placed = place(bytes);
+  if (!placed) throw_no_place();
+  put(std::move(*placed));
 }
 
 // Allocates where it blocks no other memory, if there is such a place. Blocks, which may be much
-// memory, take no other: then it allocates nothing, empties the allocator's cache, and returns
-// false.
-bool Workspace::place(uint64_t bytes) {
-  allocate(bytes);
-  is_defragmented_ = leave_shared_segment();
-  if (is_defragmented_ || shares_with_blocks_.empty()) return true;
-  free_memory();
-  give_free_memory_back();
-  return false;
-}
-
-// If the memory is a part of a much larger segment: allocates free pieces of shared segments until
-// none is left that would be large enough, so that the next piece gets a new segment. Returns
-// false, and the memory stays where it is, if there is no memory for that.
-bool Workspace::leave_shared_segment() {
-  if (segment_bytes(memory_.get()) <= capacity_ + kLargeBuffer) return true;
-  c10::Allocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
-  const uint64_t wanted = std::max(capacity_, kMinLargeAlloc);
-  std::vector<c10::DataPtr> pieces;
-  try {
-    while (pieces.size() < std::max(kMostSearched / wanted, kFewestSearched)) {
-      c10::DataPtr piece = allocator->allocate(wanted);
-      if (segment_bytes(piece.get()) <= wanted + kLargeBuffer) {
-        memory_ = std::move(piece);
-        return true;
-      }
-      pieces.push_back(std::move(piece));
-    }
-  } catch (const c10::Error&) {
-    // No memory, or another thread captures.
+// memory, take no other: then it allocates nothing, and empties the allocator's cache.
+std::optional<Workspace::Memory> Workspace::place(uint64_t bytes) {
+  {
+    Memory memory = allocate(bytes);
+    memory.is_in_place = leave_shared_segment(memory.data, bytes);
+    if (memory.is_in_place || !has_blocks()) return memory;
   }
-  return false;
+  give_free_memory_back();
+  return std::nullopt;
 }
 
 void Workspace::reserve(Share& share) {
@@ -175,19 +218,21 @@ void Workspace::release(Share share) noexcept {
     const auto it = shares.find(bytes);
     if (it != shares.end()) shares.erase(it);
   };
+  Memory unneeded;  // freed without the lock
   const std::lock_guard lock(mutex_);
   erase_one(shares_, share.bytes);
   if (share.generation == generation_) erase_one(shares_with_blocks_, share.with_blocks);
-  shrink();
+  unneeded = take_unneeded();
 }
 
-// Frees what nobody needs any more. The stream may not be the current one, or no longer exist: the
-// next launch allocates.
-void Workspace::shrink() noexcept {
+// What nobody needs any more; hold the lock. The stream may not be the current one, or no longer
+// exist: the next launch allocates.
+Workspace::Memory Workspace::take_unneeded() noexcept {
   const auto largest = [](const std::multiset<uint64_t>& shares) {
     return shares.empty() ? 0 : *shares.rbegin();
   };
-  if (std::max(largest(shares_), largest(shares_with_blocks_)) < capacity_) free_memory();
+  const uint64_t needed = std::max(largest(shares_), largest(shares_with_blocks_));
+  return needed < memory_.bytes ? std::exchange(memory_, {}) : Memory{};
 }
 
 }  // namespace pygraph::bindings

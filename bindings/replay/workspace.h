@@ -13,12 +13,17 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "pygraph/driver.h"
 
 namespace pygraph::bindings {
 
+// Thread-safe. Its lock is not held while memory is allocated or freed: PyTorch's allocator may
+// then run code of the program (observers of its memory, Python's garbage collection), and that may
+// end graphs of the same stream.
+//
 // All functions but of_stream() may wait for another thread's call of the driver: to be called
 // without Python's lock.
 class Workspace {
@@ -35,47 +40,49 @@ class Workspace {
     uint64_t with_blocks = 0;
     uint64_t generation = 0;  // set by reserve()
   };
-  // Add or remove a graph's share. Allocate nothing yet. Thread-safe.
+  // Add or remove a graph's share. Allocate nothing yet.
   void reserve(Share& share);
   void release(Share share) noexcept;
   uint64_t generation() const { return generation_; }
   // Removes what is there for blocks from all shares of a device's workspaces, and begins another
-  // generation. Thread-safe.
+  // generation.
   static void free_blocks(int device);
 
   // Moves the memory, which is to stay, to a place where it does not block other free memory.
   // PyTorch's allocator cuts a request from the smallest free piece that is large enough, and can
   // give a piece back, or use it for a tensor of its size, only when all of it is free. The
-  // workspace's stream must be PyTorch's current one. Throws as acquire() does. Thread-safe.
+  // workspace's stream must be PyTorch's current one. Throws as acquire() does.
   void defragment();
 
-  // For the launch of a graph: hold the lock, then call acquire(), bind, launch. The lock protects
-  // the memory until then.
-  std::mutex& mutex() { return mutex_; }
-  // The address of at least `bytes`. The workspace's stream must be PyTorch's current one. Throws
+  // The memory for a launch, and the lock that protects it: to be held until the launch is made.
+  struct Access {
+    uint64_t address;
+    std::unique_lock<std::mutex> lock;
+  };
+  // At least `bytes`. The workspace's stream must be PyTorch's current one. Throws
   // c10::OutOfMemoryError if there is no memory, or no segment that blocks have to themselves; the
   // share of the other graphs is kept if possible.
-  uint64_t acquire(uint64_t bytes) {
-    if (capacity_ < bytes) grow(bytes);
-    return reinterpret_cast<uint64_t>(memory_.get());
-  }
+  Access acquire(uint64_t bytes);
 
  private:
+  struct Memory {
+    c10::DataPtr data;
+    uint64_t bytes = 0;
+    bool is_in_place = false;  // where it blocks no other memory
+  };
   void grow(uint64_t bytes);
-  void shrink() noexcept;
-  void free_memory() noexcept;
-  void allocate(uint64_t bytes);
-  bool place(uint64_t bytes);
-  bool leave_shared_segment();
+  void put(Memory memory);
+  Memory take_unneeded() noexcept;
+  bool has_blocks();
+  Memory allocate(uint64_t bytes) const;
+  std::optional<Memory> place(uint64_t bytes);
 
   const int device_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of the following
   std::multiset<uint64_t> shares_;
   std::multiset<uint64_t> shares_with_blocks_;  // of this generation
-  std::atomic<uint64_t> generation_ = 0;
-  c10::DataPtr memory_;
-  uint64_t capacity_ = 0;
-  bool is_defragmented_ = false;
+  std::atomic<uint64_t> generation_ = 0;        // read without the lock
+  Memory memory_;
 };
 
 }  // namespace pygraph::bindings

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import pygraph
+from pygraph import runtime
 
 from .support import assert_used, captured, randn
 
@@ -62,6 +63,12 @@ def is_held() -> bool:
     (is_large,) = {row.workspace_bytes >= INTERNAL for row in captured()}
     assert blocks == is_large
     return blocks
+
+
+def graphs() -> list[Any]:
+    """The engine's, of all callables."""
+    entries = [entry for of in runtime.all_partitions() for entry in list(of.entries.values())]
+    return [entry.graph for entry in entries if entry.graph is not None]
 
 
 def allocations(call: Callable[[], object]) -> int:

@@ -97,7 +97,10 @@ class Graphed:
             made = self._served(args, kwargs)
             if made is not None:
                 return made[0]
-        if serving.is_calling() or not serving.may_be_served():
+        if serving.is_calling():
+            return self._function(*args, **kwargs)
+        if not serving.may_be_served():
+            serving.look_at_memory()
             return self._function(*args, **kwargs)
         lock = runtime.drawing_lock()  # the thread is part of no capture
         try:  # what is called here is called so that no interrupt comes in between (undoing.py)

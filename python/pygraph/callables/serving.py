@@ -35,6 +35,14 @@ def may_be_served() -> bool:
     return not torch.cuda.is_current_stream_capturing()
 
 
+def look_at_memory() -> None:
+    """Before a call that may not be served: graphs drop the blocks that they hold if memory is short."""
+    if torch.compiler.is_compiling() or runtime.unavailable_reason() is not None:
+        return
+    if not torch.cuda.is_current_stream_capturing():
+        runtime.engine().drop_blocks_if_short()
+
+
 def served_calls() -> Any:
     """Of one callable: those that the engine makes without Python (bindings/callables/served_calls.h).
     The engine asks what ``may_be_served`` asks, but for what is the same as long as a process lives."""

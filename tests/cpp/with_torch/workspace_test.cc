@@ -9,17 +9,23 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "replay/held_blocks.h"
 
 // The code under test releases Python's lock if its thread has it.
 extern "C" {
-int PyGILState_Check() {
-  return 0;
+PyThreadState* PyGILState_GetThisThreadState() {
+  return nullptr;
+}
+PyThreadState* _PyThreadState_UncheckedGet() {
+  return nullptr;
 }
 PyThreadState* PyEval_SaveThread() {
   return nullptr;
@@ -37,7 +43,10 @@ class Allocator : public c10::DeviceAllocator {
   std::atomic<int64_t> live = 0;  // bytes
   std::atomic<int64_t> limit = INT64_MAX;
   std::atomic<int64_t> reserved = 0;  // what it tells
-  std::atomic<int> sharing = 0;       // pieces to come that lie in larger segments
+  std::function<void()> on_allocate;  // observers that the program has added
+  std::function<void()> on_free;
+  static thread_local int capture_mode;
+  std::atomic<int> sharing = 0;  // pieces to come that lie in larger segments
   std::atomic<bool> is_cache_shared =
       false;  // those segments are the cache's, which may be emptied
 
@@ -52,6 +61,7 @@ class Allocator : public c10::DeviceAllocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     const auto size = static_cast<int64_t>(bytes);
+    if (on_allocate) on_allocate();
     if (live + size > limit) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "none");
     void* memory = std::malloc(1);
     live += size;
@@ -82,6 +92,7 @@ class Allocator : public c10::DeviceAllocator {
   };
   static void free(void* memory) {
     Allocator& self = instance();
+    if (self.on_free) self.on_free();
     const std::lock_guard lock(self.mutex_);
     self.live -= self.pieces_[memory].bytes;
     self.pieces_.erase(memory);
@@ -90,6 +101,8 @@ class Allocator : public c10::DeviceAllocator {
   std::mutex mutex_;
   std::map<void*, Piece> pieces_;
 };
+
+thread_local int Allocator::capture_mode = pygraph::abi::kCaptureModeGlobal;
 
 }  // namespace
 
@@ -102,6 +115,10 @@ const Driver& cuda_driver() {
                                        abi::DevicePointer address) -> abi::Result {
       *base = address;
       *size = Allocator::instance().segment_of(reinterpret_cast<void*>(address));
+      return abi::kSuccess;
+    };
+    made.thread_exchange_capture_mode = [](int* mode) -> abi::Result {
+      std::swap(*mode, Allocator::capture_mode);
       return abi::kSuccess;
     };
     return made;
@@ -130,11 +147,13 @@ class WorkspaceTest : public testing::Test {
     allocator.sharing = 0;
     allocator.is_cache_shared = false;
   }
-  void TearDown() override { EXPECT_EQ(allocator.live, 0); }
+  void TearDown() override {
+    allocator.on_allocate = allocator.on_free = nullptr;
+    EXPECT_EQ(allocator.live, 0);
+  }
 
   static uint64_t acquire(Workspace& workspace, int64_t mib) {
-    const std::lock_guard lock(workspace.mutex());
-    return workspace.acquire(mib * kMiB);
+    return workspace.acquire(mib * kMiB).address;
   }
   int64_t live_mib() const { return allocator.live / kMiB; }
   // A share with so many MiB in all that was reserved.
@@ -257,6 +276,61 @@ TEST_F(WorkspaceTest, BlocksDoNotStayInTheSegmentOfOthers) {
   EXPECT_EQ(live_mib(), 200);
   workspace->defragment();
   EXPECT_EQ(live_mib(), 200);
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, AGraphMayEndWhileMemoryIsAllocatedOrFreed) {
+  const Workspace::Share share = reserved(*workspace, 4, 304);
+  std::vector<Workspace::Share> ending = {reserved(*workspace, 5), reserved(*workspace, 6, 400)};
+  const auto end_one = [&] {
+    if (ending.empty()) return;
+    const Workspace::Share ended = ending.back();
+    ending.pop_back();
+    workspace->release(ended);
+  };
+  allocator.on_allocate = end_one;
+  acquire(*workspace, 304);
+  EXPECT_EQ(ending.size(), 1);
+  allocator.on_free = end_one;
+  Workspace::free_blocks(0);
+  EXPECT_TRUE(ending.empty());
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, BlocksMayBeDroppedWhileItGrows) {
+  const Workspace::Share share = reserved(*workspace, 4, 304);
+  allocator.on_allocate = [&] { Workspace::free_blocks(0); };
+  EXPECT_NE(acquire(*workspace, 304), 0);
+  workspace->release({.with_blocks = share.with_blocks, .generation = share.generation});
+  EXPECT_EQ(live_mib(), 0);
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, GrowsBesideTheCaptureOfAnotherThread) {
+  const Workspace::Share share = reserved(*workspace, 4, 304);
+  const auto expect_relaxed = [] { EXPECT_EQ(Allocator::capture_mode, abi::kCaptureModeRelaxed); };
+  allocator.on_allocate = expect_relaxed;
+  allocator.sharing = 5;
+  acquire(*workspace, 304);
+  EXPECT_EQ(Allocator::capture_mode, abi::kCaptureModeGlobal);
+  Workspace::free_blocks(0);
+  allocator.sharing = 5;
+  acquire(*workspace, 4);
+  workspace->defragment();
+  EXPECT_EQ(Allocator::capture_mode, abi::kCaptureModeGlobal);
+  workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, AnObserverThatRaisesMeansThatThereIsNoMemory) {
+  const Workspace::Share share = reserved(*workspace, 200);
+  acquire(*workspace, 8);
+  allocator.on_allocate = [&] {
+    if (allocator.limit == 0) throw std::runtime_error("of the observer");
+  };
+  allocator.limit = 0;
+  EXPECT_THROW(acquire(*workspace, 200), c10::OutOfMemoryError);
+  allocator.limit = INT64_MAX;
+  acquire(*workspace, 200);
   workspace->release(share);
 }
 
