@@ -51,6 +51,19 @@ bool has_gradient(PyObject* tensor) {
   return !(impl->requires_grad() && c10::GradMode::is_enabled()) && impl->grad().defined();
 }
 
+// In autograd: it is no leaf.
+bool has_history(PyObject* tensor) {
+  return THPVariable_Unpack(tensor).requires_grad() && !THPVariable_Unpack(tensor).is_leaf();
+}
+
+// Whether it is of none of the kinds that signature.py calls special.
+bool is_plain(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+         !tensor.is_meta() && tensor.has_storage() && !tensor._is_zerotensor() &&
+         !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Functionalize);
+}
+
 // Of the program's, as signature.py has it.
 bool has_attributes(PyObject* tensor) {
   // As vars() in Python, which makes a dictionary if there is none yet.
@@ -126,8 +139,9 @@ bool ArgumentForm::add_leaf(PyObject* leaf, std::vector<PyObject*>& tensors) {
     nodes_.back().requires_grad = THPVariable_Unpack(leaf).requires_grad();
     nodes_.back().has_gradient = has_gradient(leaf);
     nodes_.back().is_inference = THPVariable_Unpack(leaf).is_inference();
+    nodes_.back().has_history = has_history(leaf);
     if (known == tensors.end()) tensors.push_back(leaf);
-    return tensors.size() <= kMostTensors && !has_attributes(leaf);
+    return tensors.size() <= kMostTensors && is_plain(leaf) && !has_attributes(leaf);
   }
   if (is_type_of_value(type)) {
     nodes_.push_back({Kind::kValue, type});
@@ -217,6 +231,7 @@ bool ArgumentForm::visit_tensor(const Node& node, PyObject* tensor, Found& found
   if (THPVariable_Unpack(tensor).requires_grad() != node.requires_grad) return false;
   if (has_gradient(tensor) != node.has_gradient) return false;
   if (THPVariable_Unpack(tensor).is_inference() != node.is_inference) return false;
+  if (has_history(tensor) != node.has_history || !is_plain(tensor)) return false;
   return !is_new || PyList_Append(tensors, tensor) == 0;
 }
 

@@ -6,7 +6,7 @@
 // of PyTorch's pytree, and the next arguments are compared with it.
 //
 // Only common arguments have a form: tuples, lists and dictionaries with strings or integers as
-// keys; tensors; values; and other objects, which are compared by identity. A form matches only if
+// keys; plain tensors; values; and other objects, which are compared by identity. A form matches only if
 // Python would compute an equal key; if it does not match, Python takes the arguments apart.
 #pragma once
 
@@ -45,6 +45,7 @@ class ArgumentForm {
     bool requires_grad = false;        // of a tensor
     bool has_gradient = false;         // of a tensor
     bool is_inference = false;         // of a tensor
+    bool has_history = false;          // of a tensor
     pybind11::object value{};          // of a value; a tuple of a dictionary's keys
     const PyObject* object = nullptr;  // which object; not to be followed
   };

@@ -36,7 +36,7 @@ Argument unsupported(std::string reason) {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-         tensor.has_storage();
+         tensor.has_storage() && !tensor.is_nested();
 }
 
 Argument describe_tensor(const at::Tensor& tensor, c10::Device device) {

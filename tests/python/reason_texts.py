@@ -18,7 +18,8 @@ _PYTHON_CALLS = {
 _PYTHON_NAMES = {"failure", "reason", "refusal"}
 _PYTHON_FUNCTIONS = {
     *("describe_failure", "_describe", "_reason", "_note_uncapturable", "_saved_elsewhere"),
-    *("unavailable_reason", "of_memory", "unfit_result", "own_result", "_not_differentiable"),
+    *("unavailable_reason", "of_memory", "unfit_result", "_not_differentiable"),
+    *("unfit_argument", "_new_parameter", "_own_container"),
     *("_host_tensors", "_survivors", "describe_effects"),
     *("refusal", "_remedy", "advice"),
 }

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.signature import attributes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,21 @@ def version_of(tensor: torch.Tensor | None) -> int | None:
         return None if tensor is None else int(tensor._version)
     except RuntimeError:
         return None
+
+
+def attributes_of_gradients(tensors: list[torch.Tensor]) -> list[dict[str, Any]]:
+    return [{} if t.grad is None else attributes_of(t.grad) for t in tensors]
+
+
+def are_marked(gradients: list[Gradient], before: list[dict[str, Any]]) -> bool:
+    """Whether a call has given attributes to gradients that it leaves. before: those of the gradients
+    from before it."""
+    after = attributes_of_gradients([gradient.tensor for gradient in gradients])
+    for gradient, old, new in zip(gradients, before, after, strict=True):
+        kept = old if gradient.after == "kept" else {}
+        if kept.keys() != new.keys() or any(kept[name] is not new[name] for name in new):
+            return True
+    return False
 
 
 def kinds_of(leaves: list[Any]) -> tuple[type, ...]:

@@ -22,11 +22,15 @@ from pygraph.callables.observation import (
     Form,
     Gradient,
     Observation,
+    are_marked,
+    attributes_of_gradients,
     fate,
     kinds_of,
     version_of,
     watched_tensors,
 )
+from pygraph.callables.results import flattened
+from pygraph.callables.results import unfit as unfit_to_replay
 from pygraph.callables.signature import Arguments, layouts_of
 from pygraph.undoing import Undo, undoing
 
@@ -40,9 +44,11 @@ def observed_call(
     arguments: Arguments,
     before: HostState,
     device: torch.device,
+    passed: Any,
 ) -> Observation:
     """Makes the call. Raises what it raises. is_changed: tells afterwards whether the structure of the
-    arguments is another one. before: the host's state before the call, of no use after it."""
+    arguments is another one. before: the host's state before the call, of no use after it. passed: what
+    ``arguments`` were taken from."""
     uncapturable: list[str] = []
     missed: list[BaseException] = []
 
@@ -70,14 +76,16 @@ def observed_call(
     versions = _versions(arguments)
     leaves = watched_tensors(before)
     gradients = [(tensor.grad, version_of(tensor.grad)) for tensor in leaves]
+    marks = attributes_of_gradients(leaves)
     histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
     result, output, schedulers, observer = undoing(body)
     if missed:
         raise missed[0]
     nodes = set(observer.backward_nodes)
-    results, spec = pytree.tree_flatten(result)
-    used = frozenset(i for i, leaf in enumerate(results) if _is_used_up(leaf, nodes))
+    results, spec = flattened(result)
+    unfit = unfit_to_replay(result, results, passed, before)
+    used = frozenset(i for i, leaf in enumerate(results) if not unfit and _is_used_up(leaf, nodes))
     results = [leaf.detach() if i in used else leaf for i, leaf in enumerate(results)]
     if used:
         result = pytree.tree_unflatten(results, spec)
@@ -93,8 +101,9 @@ def observed_call(
         seen.effects.append("a container that is passed to it")
     try:
         _look_back(seen, before, observer, arguments, gradients, device)
+        if are_marked(seen.gradients, marks):
+            seen.effects.append("attributes of a gradient")
         seen.refusal = refusals.of_memory(seen, before, observer, arguments, device)
-        unfit = refusals.unfit_result(results) or refusals.own_result(result, seen.host)
         if random_state() != drawn:
             seen.refusal, seen.effects = "it draws random numbers on the CPU", []
         elif _saved_tensors_hooks() != hooks:

@@ -9,14 +9,12 @@ import torch
 
 from pygraph import runtime
 from pygraph.callables.host.host_state import HostState
-from pygraph.callables.host.kinds import is_of
 from pygraph.callables.observation import Observation, tensors_in
-from pygraph.callables.signature import Arguments
+from pygraph.callables.signature import Arguments, special_layout
 
 if TYPE_CHECKING:
     from pygraph import _engine
 
-_RESULTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 _LARGEST_NUMBER = 16  # bytes
 _LARGEST_HOST_TENSOR = 16  # elements of a tensor on the CPU whose values a graph may freeze
 
@@ -53,30 +51,15 @@ def of_memory(
     return _host_tensors(observer, device) or _survivors(observer, known, device)
 
 
-def unfit_result(leaves: list[Any]) -> str:
-    """Why a replay could not make such a result; empty if it could."""
-    for leaf in leaves:
-        if is_of(leaf, torch.Tensor):
-            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                return f"it returns a {type(leaf).__name__}"
-        elif not isinstance(leaf, _RESULTS):
-            return f"it returns a {type(leaf).__name__}, which may refer to tensors"
-    return ""
-
-
-def own_result(result: Any, host: HostState) -> str:
-    """The reason if a container of the result is one that the callable reaches, which a replay's is
-    not; empty if none is."""
-    own = {id(d) for d, _, _ in host.found.dicts} | set(map(id, host.found.lists))
-    pending = [result]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (list, tuple)):
-            pending.extend(value)
-        elif isinstance(value, dict):
-            pending.extend(value.values())
-        if id(value) in own:
-            return "it returns a list or a dictionary that it keeps; return a copy"
+def unfit_argument(arguments: Arguments) -> str:
+    """Why no graph can be given such arguments; empty if one can."""
+    for i, number in arguments.numbers.items():
+        special = special_layout(arguments.tensors[number])
+        if special:
+            return (
+                f"argument {i} is a {special} tensor; make a plain one of it before the call, or leave "
+                "what uses it outside"
+            )
     return ""
 
 

@@ -92,15 +92,15 @@ def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | N
     known: dict[int, int] = {}  # by identity
     for i, leaf in enumerate(leaves):
         if is_of(leaf, torch.Tensor):
-            if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or _has_attributes(leaf):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or attributes_of(leaf):
                 return None
             numbers[i] = number = known.setdefault(id(leaf), len(tensors))
             if number == len(tensors):
                 tensors.append(leaf)
             is_differentiated = leaf.requires_grad and torch.is_grad_enabled()
             has_gradient = not is_differentiated and leaf.is_leaf and leaf.grad is not None
-            is_inference = leaf.is_inference()
-            places.append((type(leaf), number, leaf.requires_grad, has_gradient, is_inference))
+            of = (leaf.requires_grad, leaf.is_leaf, has_gradient, leaf.is_inference())
+            places.append((type(leaf), number, *of, special_layout(leaf)))
         elif type(leaf) in _VALUES:
             places.append((type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf))
         elif isinstance(leaf, _DERIVED) and not getattr(leaf, "__dict__", None):
@@ -136,9 +136,24 @@ def _kinds(spec: Any) -> dict[str, Any]:
     return kinds
 
 
-def _has_attributes(tensor: torch.Tensor) -> bool:
-    """Of the program's. Dynamo marks tensors that its programs have seen: with dimensions that vary."""
-    return any(not name.startswith("_dynamo_") for name in vars(tensor))
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The program's. Dynamo marks tensors that its programs have seen: with dimensions that vary."""
+    return {k: value for k, value in vars(tensor).items() if not k.startswith("_dynamo_")}
+
+
+def special_layout(tensor: torch.Tensor) -> str:
+    """Of a tensor that no graph can be given: without memory of its own, or not in one piece. Empty for
+    others."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_meta:
+        return "meta"
+    wraps = torch._is_functional_tensor(tensor) or tensor._is_zerotensor()
+    return "memoryless" if wraps or not torch._C._has_storage(tensor) else ""
 
 
 def _odd_keys(spec: Any) -> Iterator[Hashable]:
@@ -184,12 +199,17 @@ def unflattener(spec: Any) -> Callable[[Sequence[Any]], Any]:
 
 def layouts_of(arguments: Arguments) -> list[Any]:
     """What a callable could change of the tensors that are passed, besides their contents."""
-    return [
-        (t.shape, t.stride(), t.storage_offset(), t.dtype, t.requires_grad, t.data_ptr(), id(t.grad))
-        if t.layout == torch.strided and t.is_leaf
-        else t.layout
-        for t in arguments.tensors
-    ]
+    return [_layout_of(tensor) for tensor in arguments.tensors]
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    # None has attributes before the call.
+    of = (tuple(attributes_of(tensor)), tensor.requires_grad, tensor.is_leaf, tensor.dtype)
+    special = special_layout(tensor)
+    if special:
+        return *of, special
+    gradient = id(tensor.grad) if tensor.is_leaf else None  # PyTorch warns of other tensors' gradients
+    return *of, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.data_ptr(), gradient
 
 
 class Forms:

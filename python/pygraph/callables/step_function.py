@@ -32,7 +32,7 @@ from pygraph.callables.known_call import OfStep
 from pygraph.callables.observation import Form, fate, kinds_of
 from pygraph.callables.observed_call import run_backwards_here
 from pygraph.callables.rates import begin_recording
-from pygraph.callables.refusals import unfit_result
+from pygraph.callables.results import unfit_result
 from pygraph.callables.signature import Arguments, put_together, unflattener
 from pygraph.callables.surroundings import Surroundings
 from pygraph.undoing import Undo, undoing

@@ -23,6 +23,7 @@ from pygraph.callables.observation import Observation, version_of, watched_tenso
 from pygraph.callables.observed_call import observed_call
 from pygraph.callables.optimizer_forms import HostCounts
 from pygraph.callables.rates import Follows, Rated, followed, fused_groups, names_of_rates
+from pygraph.callables.refusals import unfit_argument
 from pygraph.callables.saved_tensors import address_of
 from pygraph.callables.signature import Arguments, is_same_structure
 from pygraph.callables.step_function import StepFunction
@@ -53,6 +54,8 @@ class Variant:
         self.refusal = ""
         self.partition: Partition | None = None
         self.observed = 0  # calls
+        self.has_served = False
+        self.holds_objects = False  # that were passed, besides tensors
         self.host: HostState | None = None  # that it serves; of one that is observed, the last one seen
         self._function = function
         self._options = options
@@ -81,6 +84,9 @@ class Variant:
         if device is None:
             self.refusal = "it has no tensors on a GPU"
             return make()
+        self.refusal = unfit_argument(arguments)
+        if self.refusal:
+            return make()
         groups = self._followed(before)
         rates = [rated.group["lr"] for rated in groups]
         numbers = self._numbers(before, groups)
@@ -91,9 +97,15 @@ class Variant:
         gradients = OldGradients(watched_tensors(before), reachable)
         known = [*arguments.tensors, *reachable]
         versions = [version_of(tensor) for tensor in known]
+        self.holds_objects = bool(arguments.objects)
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         seen = observed_call(
-            make, lambda: not is_same_structure(arguments, args, kwargs), arguments, before, device
+            make,
+            lambda: not is_same_structure(arguments, args, kwargs),
+            arguments,
+            before,
+            device,
+            passed=(args, kwargs),
         )
         if not seen.is_complete:
             return seen.result
@@ -238,7 +250,7 @@ class Variant:
     def call(self, arguments: Arguments, make: Callable[[], Any]) -> Any:
         """Makes a call that the variant fits. make: makes it uncaptured."""
         assert self._step is not None and self.partition is not None
-        step = self._step
+        step, self.has_served = self._step, True
         if isinstance(step, ForwardFunction) and (step.refusal or _hooks_are_active()):
             return make()
         return step.call(self.partition.callable, arguments, make, self._tell_autograd)
