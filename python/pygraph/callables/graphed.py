@@ -240,7 +240,9 @@ class Graphed:
                 what = changed[0] if changed else "what is passed to it"
                 advice = optimizer_forms.advice(what, now.found.optimizers)
                 self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
+            self._let_go_of_objects(0)
             return None
+        self._let_go_of_objects(_MOST_UNMATCHED - 1)
         # One whose tensors are gone never fits again, and must not keep them.
         kept = [
             v
@@ -252,6 +254,15 @@ class Graphed:
         while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
             del self._variants[next(iter(self._variants))]
         return variant
+
+    def _let_go_of_objects(self, most: int) -> None:
+        """Drops variants that hold objects that were passed and that have served no call, but for the
+        last ones: each call may pass new objects. most: how many are left."""
+        idle = [v for v in self._all_variants() if v.holds_objects and not v.has_served]
+        dropped = set(idle[: max(0, len(idle) - most)])
+        if dropped:
+            kept = {k: [v for v in of if v not in dropped] for k, of in self._variants.items()}
+            self._variants = {key: variants for key, variants in kept.items() if variants}
 
     def _observe(
         self,
@@ -272,7 +283,8 @@ class Graphed:
             raise
         if variant.refusal:
             self._variants.pop(arguments.key, None)
-            self._refused.refuse(arguments.key, variant.refusal, variant.host)
+            holds_objects = bool(arguments.objects)
+            self._refused.refuse(arguments.key, variant.refusal, variant.host, holds_objects)
             runtime.engine().forget_known_calls(self._served, None)
         return result
 

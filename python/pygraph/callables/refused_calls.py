@@ -8,6 +8,9 @@ from typing import Any
 from pygraph.callables.host.host_state import HostState
 
 _MOST_KINDS = 256  # of calls that are remembered
+_MOST_WITH_OBJECTS = (
+    8  # of these whose switches are looked at, which holds the objects that were passed
+)
 _CALLS_PER_OBSERVATION = 100  # once observing has stopped: one call in so many
 
 
@@ -20,16 +23,23 @@ class RefusedCalls:
         self.why_not_observed = ""
         self._tell = tell
         self._kinds: dict[Hashable, tuple[str, Any]] = {}
+        self._with_objects = 0  # kinds of calls
         self._passed = 0  # calls since then
         self._incomparable = ""  # why some calls have no key
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def refuse(self, key: Hashable, reason: str, host: HostState | None) -> None:
+    def refuse(
+        self, key: Hashable, reason: str, host: HostState | None, holds_objects: bool = False
+    ) -> None:
         """Calls with this key run uncaptured, until a switch on the host changes: a module's mode,
-        say."""
+        say. holds_objects: whether the host's state has objects that were passed, which may be new ones
+        in each call."""
         if key not in self._kinds and len(self._kinds) < _MOST_KINDS:
+            if holds_objects:
+                self._with_objects += 1
+                host = host if self._with_objects <= _MOST_WITH_OBJECTS else None
             self._kinds[key] = (reason, None if host is None else host.switches())
             self._tell(reason)
 
@@ -55,6 +65,8 @@ class RefusedCalls:
     def stop_observing(self, reason: str) -> None:
         if not self.why_not_observed:
             self.why_not_observed = reason
+            # Their switches are of no use any more, and hold what was passed.
+            self._kinds = {key: (why, None) for key, (why, _) in self._kinds.items()}
             self._tell(reason)
 
     def is_to_be_observed(self) -> bool:
