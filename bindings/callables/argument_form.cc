@@ -58,10 +58,12 @@ bool has_history(PyObject* tensor) {
 
 // Whether it is of none of the kinds that signature.py calls special.
 bool is_plain(PyObject* object) {
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-         !tensor.is_meta() && tensor.has_storage() && !tensor._is_zerotensor() &&
-         !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Functionalize);
+  constexpr c10::DispatchKeySet kSpecial(
+      {c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::MkldnnCPU,
+       c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor, c10::DispatchKey::ZeroTensor,
+       c10::DispatchKey::Functionalize});
+  const auto* impl = THPVariable_Unpack(object).unsafeGetTensorImpl();
+  return !impl->key_set().has_any(kSpecial) && !impl->device().is_meta() && impl->has_storage();
 }
 
 // Of the program's, as signature.py has it.

@@ -6,8 +6,9 @@
 // of PyTorch's pytree, and the next arguments are compared with it.
 //
 // Only common arguments have a form: tuples, lists and dictionaries with strings or integers as
-// keys; plain tensors; values; and other objects, which are compared by identity. A form matches only if
-// Python would compute an equal key; if it does not match, Python takes the arguments apart.
+// keys; plain tensors; values; and other objects, which are compared by identity. A form matches
+// only if Python would compute an equal key; if it does not match, Python takes the arguments
+// apart.
 #pragma once
 
 #include <pybind11/pybind11.h>

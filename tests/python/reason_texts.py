@@ -19,7 +19,7 @@ _PYTHON_NAMES = {"failure", "reason", "refusal"}
 _PYTHON_FUNCTIONS = {
     *("describe_failure", "_describe", "_reason", "_note_uncapturable", "_saved_elsewhere"),
     *("unavailable_reason", "of_memory", "unfit_result", "_not_differentiable"),
-    *("unfit_argument", "_new_parameter", "_own_container"),
+    *("unfit_argument", "_new_parameter", "_own_container", "read_property"),
     *("_host_tensors", "_survivors", "describe_effects"),
     *("refusal", "_remedy", "advice"),
 }

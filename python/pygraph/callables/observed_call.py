@@ -29,6 +29,7 @@ from pygraph.callables.observation import (
     version_of,
     watched_tensors,
 )
+from pygraph.callables.read_properties import read_property
 from pygraph.callables.results import flattened
 from pygraph.callables.results import unfit as unfit_to_replay
 from pygraph.callables.signature import Arguments, layouts_of
@@ -115,6 +116,8 @@ def observed_call(
             )
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
+        elif property_ := read_property(seen.host.found, bool(arguments.tensors)):
+            seen.refusal = property_
         elif schedulers.read:
             seen.refusal = (
                 f"it reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"
