@@ -8,9 +8,7 @@ from typing import Any
 from pygraph.callables.host.host_state import HostState
 
 _MOST_KINDS = 256  # of calls that are remembered
-_MOST_WITH_OBJECTS = (
-    8  # of these whose switches are looked at, which holds the objects that were passed
-)
+_MOST_WITH_OBJECTS = 8  # of these, those that hold the objects that were passed
 _CALLS_PER_OBSERVATION = 100  # once observing has stopped: one call in so many
 
 
