@@ -66,7 +66,7 @@ class ForwardFunction(StepFunction):
         self.written = frozenset(around.state.written)
         self._backwards = backwards
         backwards.refuse = self.refuse
-        self._parameters = around.tensors
+        self._parameters = [t for t in around.tensors if t.requires_grad and t.is_leaf]
         self._requires_grad = [tensor.requires_grad for tensor in arguments.tensors]
         self._differentiable = [i for i, flag in enumerate(self._requires_grad) if flag]
         # Made now, because a recording must not keep what it allocates.

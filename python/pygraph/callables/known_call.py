@@ -19,7 +19,7 @@ class OfStep(TypedDict):
 
     state: _engine.State
     state_tensors: list[torch.Tensor]  # inputs, as in each call
-    differentiated: list[torch.Tensor]  # a backward may set their gradients
+    differentiated: list[torch.Tensor]  # whose gradients are looked at
     used: list[torch.Tensor]  # whose gradients from before are inputs
     groups: list[dict[str, Any]]  # whose learning rates are inputs
     # Of the rates as they are now, or None where no tensors may be made.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.callables.host.host_state import HostState
-from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.kinds import is_of, items_of_dict
+from pygraph.callables.host.user_code import mentions
 from pygraph.callables.signature import attributes_of
+
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +63,21 @@ class Observation:
 
 
 def watched_tensors(host: HostState) -> list[torch.Tensor]:
-    """Those whose gradients a backward may set."""
-    return [t for t in host.found.tensors.values() if t.requires_grad and t.is_leaf]
+    """Those that may have gradients of their own: a backward sets them where a tensor requires one, a
+    program may set them of any tensor, and optimizers and clipping use all that there are. Nobody
+    uses those of an optimizer's moments, unless the code reads gradients by itself."""
+    tensors = [t for t in host.found.tensors.values() if t.is_leaf or t.retains_grad]
+    codes = [function.__code__ for function in host.found.functions]
+    if any(mentions(code, "grad") and not code.co_filename.startswith(_PYTORCH) for code in codes):
+        return tensors
+    moments = _moments(host.found.optimizers.values())
+    return [t for t in tensors if t.requires_grad or id(t) not in moments or t.grad is not None]
+
+
+def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """By identity: the tensors of their states."""
+    states = [state for of in optimizers for state in of.state.values() if type(state) is dict]
+    return {id(item) for state in states for _, item in items_of_dict(state)}
 
 
 def version_of(tensor: torch.Tensor | None) -> int | None:

@@ -27,7 +27,6 @@ from pygraph.callables.observation import (
     fate,
     kinds_of,
     version_of,
-    watched_tensors,
 )
 from pygraph.callables.read_properties import read_property
 from pygraph.callables.results import flattened
@@ -44,12 +43,13 @@ def observed_call(
     is_changed: Callable[[], bool],
     arguments: Arguments,
     before: HostState,
+    watched: list[torch.Tensor],
     device: torch.device,
     passed: Any,
 ) -> Observation:
     """Makes the call. Raises what it raises. is_changed: tells afterwards whether the structure of the
-    arguments is another one. before: the host's state before the call, of no use after it. passed: what
-    ``arguments`` were taken from."""
+    arguments is another one. before: the host's state before the call, of no use after it. watched:
+    tensors whose gradients are looked at. passed: what ``arguments`` were taken from."""
     uncapturable: list[str] = []
     missed: list[BaseException] = []
 
@@ -75,9 +75,8 @@ def observed_call(
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     modes = _modes()
     versions = _versions(arguments)
-    leaves = watched_tensors(before)
-    gradients = [(tensor.grad, version_of(tensor.grad)) for tensor in leaves]
-    marks = attributes_of_gradients(leaves)
+    gradients = [(tensor, tensor.grad, version_of(tensor.grad)) for tensor in watched]
+    marks = attributes_of_gradients(watched)
     histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
     result, output, schedulers, observer = undoing(body)
@@ -150,14 +149,13 @@ def _look_back(
     before: HostState,
     observer: _engine.CallObserver,
     arguments: Arguments,
-    gradients: list[tuple[torch.Tensor | None, int | None]],
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None, int | None]],
     device: torch.device,
 ) -> None:
-    """Fills in what a call has used and changed. gradients: of the watched tensors, before, with their
-    versions."""
+    """Fills in what a call has used and changed. gradients: the watched tensors, with their gradients
+    from before and the versions of these."""
     after = seen.host = before.now()
     seen.effects = [*before.changes(after), *seen.effects]
-    leaves = watched_tensors(before)
     seen.gradients = [
         Gradient(
             tensor,
@@ -165,10 +163,10 @@ def _look_back(
             is_counted=version_of(old) != version,
             after=fate(old, tensor.grad),
         )
-        for tensor, (old, version) in zip(leaves, gradients, strict=True)
+        for tensor, old, version in gradients
     ]
-    old_gradients = [gradient for gradient, _ in gradients if gradient is not None]
-    new_gradients = [tensor.grad for tensor in leaves if tensor.grad is not None]
+    old_gradients = [gradient for _, gradient, _ in gradients if gradient is not None]
+    new_gradients = [tensor.grad for tensor, _, _ in gradients if tensor.grad is not None]
     reachable = list(after.found.tensors.values())
     excluded = [*arguments.tensors, *old_gradients, *new_gradients]
     seen.state = runtime.engine().State(observer, reachable, excluded, device)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(eq=False)
 class Surroundings:
     """host: the host's state. state: memory that the callable uses and that is not passed. gradients:
-    of all tensors that a backward may set. followed: groups of optimizers whose learning rates are
+    of all tensors that may have them. followed: groups of optimizers whose learning rates are
     inputs. fused: groups of fused optimizers. numbers: of such groups, which are inputs, too.
 
-    tensors: those that a backward may set the gradients of. made, cleared: those whose gradients the
+    tensors: those that may have gradients. made, cleared: those whose gradients the
     callable makes, or sets to None. used: those whose gradients from before the callable uses.
     """
 

@@ -92,21 +92,16 @@ class Variant:
         numbers = self._numbers(before, groups)
         values = [number.values() for number in numbers]
         counts = HostCounts(before.found.optimizers)
-        pattern = runtime.engine().gradient_pattern(watched_tensors(before))
+        watched = watched_tensors(before)
+        pattern = runtime.engine().gradient_pattern(watched)
         reachable = list(before.found.tensors.values())
-        gradients = OldGradients(watched_tensors(before), reachable)
+        gradients = OldGradients(watched, reachable)
         known = [*arguments.tensors, *reachable]
         versions = [version_of(tensor) for tensor in known]
         self.holds_objects = bool(arguments.objects)
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
-        seen = observed_call(
-            make,
-            lambda: not is_same_structure(arguments, args, kwargs),
-            arguments,
-            before,
-            device,
-            passed=(args, kwargs),
-        )
+        is_changed = lambda: not is_same_structure(arguments, args, kwargs)  # noqa: E731
+        seen = observed_call(make, is_changed, arguments, before, watched, device, (args, kwargs))
         if not seen.is_complete:
             return seen.result
         self.observed += 1
