@@ -17,6 +17,7 @@ from pygraph.callables.host.user_code import is_library_file
 def nothing_known() -> Iterator[None]:
     def forget() -> None:
         user_code._libraries.cache_clear()
+        user_code._folders_of_packages.cache_clear()
         is_library_file.cache_clear()
 
     forget()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from .attacked import Plain, assert_replays_follow, open_to_this
+from .attacked import Plain, assert_replays_follow
 
 
 @pytest.mark.parametrize("decorate", [torch.no_grad(), torch.compiler.disable])
@@ -67,7 +67,6 @@ def test_a_number_in_the_memory_of_another(partitions: Any) -> None:
         del nn.Dropout.scale  # type: ignore[attr-defined]
 
 
-@open_to_this
 def test_contents_of_an_attribute(partitions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Dropout, "settings", {"scale": 2.0}, raising=False)
     module: Any = nn.Dropout()

@@ -5,14 +5,30 @@ program's own and answer otherwise, or change something when it is asked.
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Collection
 from typing import Any
+
+_IN_C = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
 
 
 def is_of(value: Any, kinds: type | tuple[Any, ...]) -> bool:
     """Whether its class is one of these, or derives from one. ``isinstance`` believes an object that
     names another class (``weakref.proxy``, a mock), as which the engine cannot use it."""
     return issubclass(type(value), kinds)
+
+
+def attributes_of_instance(value: Any) -> Any:
+    """The dictionary of its attributes, or None. Not as the program's classes answer for it."""
+    classes = type(value).__mro__
+    members = [vars(class_)["__dict__"] for class_ in classes if "__dict__" in vars(class_)]
+    try:
+        if members and type(members[0]) not in _IN_C:
+            return next(of for of in members if type(of) in _IN_C).__get__(value)
+        getters: Any = (vars(class_).get("__getattribute__") for class_ in classes)
+        return next(of for of in getters if type(of) in _IN_C)(value, "__dict__")
+    except (AttributeError, StopIteration):
+        return None
 
 
 def items_of_dict(value: dict[Any, Any]) -> list[tuple[Any, Any]]:

@@ -5,6 +5,7 @@ values of an array, the elements of a set.
 from __future__ import annotations
 
 import array
+import asyncio
 import concurrent.futures
 import contextvars
 import ctypes
@@ -14,23 +15,25 @@ import functools
 import gc
 import io
 import itertools
-import logging
 import operator
 import queue
 import random
+import sys
 import threading
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pygraph import signal_exceptions
+from pygraph.callables.host.generators import GENERATORS, code_of, frame_of, iterators_of
 from pygraph.callables.host.kinds import is_of
 
-_LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
+LARGEST_ARRAY = 1 << 16  # bytes that are compared at each call
 _LARGEST_CACHE = 128  # entries
 _KEY: Any = functools.cmp_to_key(min)
 _CALLS_OTHERS = (operator.methodcaller, operator.attrgetter, operator.itemgetter, type(_KEY))
+_OF_SUPER: Any = [vars(super)[name] for name in ("__self__", "__thisclass__")]  # descriptors
 _UNSET = object()  # in place of a variable's value
 _PLAIN: tuple[Any, ...] = (
     *(float, int, complex, str, bytes),
@@ -51,7 +54,7 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 
 def values_of(tensor: torch.Tensor) -> Any:
     """Of a large one, how often operators have written to it."""
-    if tensor.nbytes <= _LARGEST_ARRAY and not tensor.is_conj() and not tensor.is_neg():
+    if tensor.nbytes <= LARGEST_ARRAY and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return None if tensor.is_inference() else tensor._version
 
@@ -71,7 +74,7 @@ def text_of(get: Callable[[], Any]) -> str:
 
 def probe_of(value: Any) -> Callable[[], Any] | None:
     """A function that tells where an object stands; None for what needs none, or cannot be asked."""
-    if is_of(value, types.GeneratorType):
+    if is_of(value, GENERATORS):
         return functools.partial(_place_of_generator, value)
     if is_of(value, itertools.count):
         return lambda: repr(value)
@@ -81,7 +84,7 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
         return lambda: value.get_state().numpy().tobytes()
     if is_of(value, range):  # those with the same numbers are equal
         return lambda: repr(value)
-    if is_of(value, (bytearray, array.array)) and len(value) <= _LARGEST_ARRAY:
+    if is_of(value, (bytearray, array.array)) and len(value) <= LARGEST_ARRAY:
         return lambda: (getattr(value, "typecode", ""), bytes(value))
     if is_of(value, contextvars.ContextVar):
         return lambda: key(value.get(_UNSET))
@@ -95,17 +98,21 @@ def probe_of(value: Any) -> Callable[[], Any] | None:
     if is_of(value, BaseException):
         return lambda: tuple(map(key, _parts_of_exception(value)))
     if is_of(value, decimal.Decimal):
-        return lambda: (decimal.Decimal.__repr__(value), _decimal_context())
+        return lambda: (decimal.Decimal.__repr__(value), decimal_context())
     if is_of(value, queue.SimpleQueue):
-        return lambda: value.qsize()
+        return lambda: tuple(map(key, _queued_in(value)))
+    if is_of(value, threading.Thread):
+        return functools.partial(state_of_thread, value)
+    if is_of(value, (torch._C.Future, asyncio.Future)):
+        return lambda: (value.done(), *map(key, _result_of(value)))
     if is_of(value, functools._lru_cache_wrapper):
         return functools.partial(_state_of_cache, value)
     if is_of(value, memoryview):
         return functools.partial(_content_of_view, value)
     if is_of(value, _OF_CTYPES):
-        return lambda: bytes(value) if ctypes.sizeof(value) <= _LARGEST_ARRAY else None
+        return lambda: bytes(value) if ctypes.sizeof(value) <= LARGEST_ARRAY else None
     if is_of(value, decimal.Context):
-        return functools.partial(_decimal_context, value)
+        return functools.partial(decimal_context, value)
     if any(str(of.__module__).split(".")[0] == "numpy" for of in type(value).__mro__):
         return _probe_of_numpys(value)
     if type(value).__module__ == "builtins" and hasattr(type(value), "__length_hint__"):
@@ -123,6 +130,12 @@ def contents_of(value: Any) -> list[Any]:
         return gc.get_referents(value)
     if is_of(value, concurrent.futures.Future):
         return [value._result]
+    if is_of(value, queue.SimpleQueue):
+        return _queued_in(value)
+    if is_of(value, (torch._C.Future, asyncio.Future)):
+        return _result_of(value)
+    if is_of(value, super):
+        return [of.__get__(value) for of in _OF_SUPER]
     if is_of(value, _CALLS_OTHERS):
         return gc.get_referents(value)
     if is_of(value, slice):
@@ -132,6 +145,32 @@ def contents_of(value: Any) -> list[Any]:
     if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "hasobject", False):
         return list(value.ravel().tolist())
     return []
+
+
+def _queued_in(value: Any) -> list[Any]:
+    """Before Python 3.13 they are the end of a list."""
+    referents = [of for of in gc.get_referents(value) if of is not type(value)]
+    if sys.version_info < (3, 13):
+        referents = list(referents[0]) if referents else []
+    return referents[len(referents) - value.qsize() :]
+
+
+def state_of_thread(thread: threading.Thread) -> Any:
+    is_made: Any = thread._initialized  # type: ignore[attr-defined]
+    return is_made and (threading.Thread.is_alive(thread), thread._name)  # type: ignore[attr-defined]
+
+
+def _result_of(future: Any) -> list[Any]:
+    """Empty if there is none yet, or an error."""
+    if not future.done():
+        return []
+    if is_of(future, asyncio.Future):
+        return [future._result]
+    try:
+        return [future.value()]
+    except Exception as error:
+        signal_exceptions.pass_on(error)
+        return []
 
 
 def _state_of_cache(function: Any) -> Any:
@@ -185,7 +224,7 @@ def _place_in_file(file: Any) -> Any:
 
 
 def _content_of_view(view: memoryview) -> Any:
-    content = view.tobytes() if view.nbytes <= _LARGEST_ARRAY else None
+    content = view.tobytes() if view.nbytes <= LARGEST_ARRAY else None
     return view.format, view.shape, view.strides, content
 
 
@@ -193,59 +232,29 @@ def _parts_of_exception(error: BaseException) -> list[Any]:
     return [error.__cause__, error.__context__, *error.args]
 
 
-def flag_of(value: Any) -> Callable[[], Any] | None:
-    """Of objects that threads share, and of loggers: what programs ask them for."""
-    if hasattr(type(value), "is_set"):  # an event of threads or processes
-        return lambda: value.is_set()
-    if is_of(value, threading.Semaphore):
-        return lambda: value._value
-    if is_of(value, concurrent.futures.Future):
-        return lambda: (value._state, key(value._result))
-    if is_of(value, logging.Logger):
-        return lambda: (value.getEffectiveLevel(), value.disabled, value.manager.disable)
-    return _flag_of_processes(value, type(value).__module__)
-
-
-def _flag_of_processes(value: Any, module: str) -> Callable[[], Any] | None:
-    """Of objects that processes share."""
-    if module == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
-        return probe_of(value.get_obj())
-    if module == "multiprocessing.shared_memory":
-        memory = getattr(value, "shm", value)  # of a list
-        return lambda: bytes(memory.buf) if memory.size <= _LARGEST_ARRAY else None
-    if module == "multiprocessing.queues" and hasattr(value, "_sem"):  # what is put, and what is taken
-        return lambda: value._sem.get_value()
-    if module == "multiprocessing.synchronize" and hasattr(value, "get_value"):
-        return lambda: value.get_value()
-    return None
-
-
-def _decimal_context(context: decimal.Context | None = None) -> Any:
+def decimal_context(context: decimal.Context | None = None) -> Any:
     """What the results of decimal numbers depend on."""
     now = context or decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
 
 def _place_of_generator(generator: Any) -> Any:
-    frame = generator.gi_frame
+    frame = frame_of(generator)
     if frame is None:
         return None
     variables = tuple((name, key(item)) for name, item in frame.f_locals.items())
-    return id(generator.gi_code), frame.f_lasti, variables, tuple(map(id, iterators_of(generator)))
-
-
-def iterators_of(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
-    """Those that its loops go through, and what it yields from, which no variable may have."""
-    return [of for of in gc.get_referents(generator) if hasattr(type(of), "__next__")]
+    return id(code_of(generator)), frame.f_lasti, variables, tuple(map(id, iterators_of(generator)))
 
 
 def _probe_of_numpys(value: Any) -> Callable[[], Any] | None:
     if hasattr(value, "bit_generator"):
         return lambda: _state_of_bits(value.bit_generator.state)
+    if hasattr(value, "random_raw"):  # such a generator by itself
+        return lambda: _state_of_bits(value.state)
     if hasattr(value, "_bit_generator"):  # a RandomState
         return lambda: _state_of_bits(value.get_state(legacy=False))
     if hasattr(value, "tobytes") and value.dtype.hasobject:
         return lambda: tuple(map(key, value.ravel().tolist()))
-    if hasattr(value, "tobytes") and value.nbytes <= _LARGEST_ARRAY:
+    if hasattr(value, "tobytes") and value.nbytes <= LARGEST_ARRAY:
         return lambda: (value.dtype, value.shape, value.strides, value.tobytes())
     return None

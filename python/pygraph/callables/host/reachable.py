@@ -32,30 +32,62 @@ from typing import Any
 
 import torch
 
+from pygraph import signal_exceptions
 from pygraph.callables.host import probes
 from pygraph.callables.host import visit_code as code
 from pygraph.callables.host import visit_containers as containers
 from pygraph.callables.host import visit_modules as modules
 from pygraph.callables.host import visit_objects as objects
+from pygraph.callables.host.generators import GENERATORS
+from pygraph.callables.host.installed import note_files_of
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.readers import visit_asked
+from pygraph.callables.host.user_code import count_as_librarys, count_as_programs
 from pygraph.callables.host.walk import Reachable, Unseen, Walk
 
 _MOST_PLACES = 200_000
+_MOST_OF_PACKAGE = 10_000  # in the globals of an installed callable's package
 
 
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
-    """Walks from the roots, by their names. unwatched: dictionaries by identity, each with a key whose
-    value is left out, as it is looked at otherwise. Raises Unseen."""
+    """Walks from the roots, by their names, the callable first. unwatched: dictionaries by identity,
+    each with a key whose value is left out, as it is looked at otherwise. Raises Unseen."""
+    folders = note_files_of(next(iter(roots.values()), None))
+    if folders:
+        _count_if_short(folders, roots)
+    return _reachable(roots, unwatched, _MOST_PLACES)
+
+
+def _count_if_short(folders: list[str], roots: Mapping[str, Any]) -> None:
+    """Counts the packages of an installed callable as the program's, if the walk is not much longer."""
+    most = 2 * len(_reachable(roots, (), _MOST_PLACES).slots) + _MOST_OF_PACKAGE
+    for folder in folders:
+        count_as_programs(folder)
+    try:
+        _reachable(roots, (), min(most, _MOST_PLACES))
+    except Exception as error:  # of what the walk has met
+        for folder in folders:
+            count_as_librarys(folder)
+        signal_exceptions.pass_on(error)
+
+
+def _reachable(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]], most: int) -> Reachable:
     walk = Walk(frozenset(unwatched))
     for name, root in roots.items():
         walk.visit_later(root, name)
     walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
     modules.visit_switch(walk, torch.backends.mha, "_is_fastpath_enabled")
+    _visit_pending(walk, most)
+    visit_asked(walk)
+    _visit_pending(walk, most)
+    return walk.found
+
+
+def _visit_pending(walk: Walk, most: int) -> None:
     while walk.pending:
         _visit(walk, *walk.pending.popleft())
-        if len(walk.found.slots) > _MOST_PLACES:
-            raise Unseen(f"it reaches more than {_MOST_PLACES} objects")
-    return walk.found
+        if len(walk.found.slots) > most:
+            raise Unseen(f"it reaches more than {most} objects")
 
 
 # The first of these kinds that an object is of; what is of none is an instance, or opaque.
@@ -75,7 +107,8 @@ _VISITS: tuple[tuple[Any, Callable[[Walk, Any, str], None]], ...] = (
     ((staticmethod, classmethod), code.visit_wrapped),
     (property, code.visit_property),
     ((functools.partial, functools.partialmethod), code.visit_partial),
-    (types.GeneratorType, code.visit_generator),
+    (GENERATORS, code.visit_generator),
+    (types.FrameType, code.visit_frame),
     (weakref.ReferenceType, code.visit_reference),
     (_PROXIES, code.visit_weak_proxy),
     (types.CellType, code.visit_cell),

@@ -22,26 +22,69 @@ import torch
 
 _DICT_OF_MODULE: Any = vars(ModuleType)["__dict__"]  # its descriptor
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
+# Modules whose functions make classes, which get the module's name: types.new_class, make_dataclass.
+_MAKERS = ("types", "dataclasses", "abc", "enum", "collections", "typing")
+_COMPILER = (
+    *("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch._guards.", "torch.fx."),
+)
+_counted: tuple[str, ...] = ()  # beginnings of paths of what counts as the program's, though installed
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     """Folders of code that is not the program's: Python's library, installed packages, PyGraph."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [sysconfig.get_paths()[name] for name in names]
-    # Where `pip install --target` puts packages; and PyTorch, which may be used from its sources.
+    folders = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
+    # PyTorch may be used from its sources.
+    folders += [str(Path(module.__file__).parent) for module in (torch, functorch) if module.__file__]
+    beginnings = {os.path.realpath(folder) + os.sep for folder in folders}
+    return (*beginnings, *_folders_of_packages(), _PACKAGE)
+
+
+@functools.cache
+def _folders_of_packages() -> tuple[str, ...]:
+    folders = [sysconfig.get_paths()[name] for name in ("purelib", "platlib")]
+    # Where `pip install --target` puts packages.
     folders += [path for path in sys.path if any(Path(path or ".").glob("*.dist-info"))]
-    packages = [str(Path(module.__file__).parent) for module in (torch, functorch) if module.__file__]
-    return (*(os.path.realpath(folder) + os.sep for folder in {*folders, *packages}), _PACKAGE)
+    return tuple({os.path.realpath(folder) + os.sep for folder in folders})
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library_file(name: str) -> bool:
-    """Whether a source file belongs to Python's library, an installed package or PyGraph."""
+    """Whether a source file belongs to Python's library, an installed package or PyGraph. (An installed
+    package counts as the program's once one of its functions was graphed: ``installed.py``.)"""
     if name.startswith("<frozen"):
         return True
     path = os.path.realpath(name)
-    return path.startswith(_libraries()) or "site-packages" in path or "dist-packages" in path
+    if path.startswith(_counted):
+        return False
+    return path.startswith(_libraries()) or _is_in_packages(path)
+
+
+def _is_in_packages(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
+def is_installed_file(name: str) -> bool:
+    """Whether a source file belongs to an installed package other than PyGraph."""
+    path = os.path.realpath(name)
+    if path.startswith(_PACKAGE):
+        return False
+    return _is_in_packages(path) or path.startswith(_folders_of_packages())
+
+
+def count_as_programs(beginning: str) -> None:
+    """Files whose real path begins so are the program's own from now on."""
+    global _counted
+    if beginning not in _counted:
+        _counted = (*_counted, beginning)
+        is_library_file.cache_clear()
+
+
+def count_as_librarys(beginning: str) -> None:
+    """Undoes ``count_as_programs``."""
+    global _counted
+    _counted = tuple(of for of in _counted if of != beginning)
+    is_library_file.cache_clear()
 
 
 def attributes_of(module: ModuleType) -> dict[str, Any]:
@@ -75,7 +118,14 @@ def is_class_of_program(class_: type) -> bool:
     module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])
     if name == "__main__" or module is None:  # from a file that was run, or whose module has gone
         return True
+    if name in _MAKERS and not hasattr(module, class_.__name__):
+        return True
     return isinstance(module, ModuleType) and is_of_program(module)
+
+
+def is_of_compiler(class_: type) -> bool:
+    """Whether it belongs to PyTorch's compiler, whose inside changes while it compiles."""
+    return f"{class_.__module__}.".startswith(_COMPILER)
 
 
 WITHOUT_EFFECT = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL")  # on what the next instruction uses
@@ -114,6 +164,12 @@ def _chains_in(code: CodeType, begins: tuple[str, ...]) -> tuple[tuple[str, ...]
 def mentions(code: CodeType, name: str) -> bool:
     """Whether a function, or one inside of it, has an attribute, a global or a text of this name."""
     return any(name in part.co_names or name in part.co_consts for part in with_inner(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def texts_in(code: CodeType) -> tuple[str, ...]:
+    """The texts in a function, and in those inside of it."""
+    return tuple(of for part in with_inner(code) for of in part.co_consts if isinstance(of, str))
 
 
 def with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import abc
+import collections
 import functools
 import itertools
-import os
 import types
 from typing import Any
 
 from pygraph import runtime
 from pygraph.callables.host import probes
+from pygraph.callables.host.generators import code_of, frame_of, iterators_of
 from pygraph.callables.host.imports import imports_in
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.readers import cannot_watch, reads_any_global, visit_names, visit_reader
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
     closures_used_by,
@@ -20,6 +22,7 @@ from pygraph.callables.host.user_code import (
     is_class_of_program,
     is_function_of_program,
     is_library_file,
+    is_of_compiler,
 )
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
 from pygraph.callables.host.visit_modules import (
@@ -28,10 +31,10 @@ from pygraph.callables.host.visit_modules import (
     visit_import,
     visit_scope,
 )
-from pygraph.callables.host.walk import Object, Walk, may_change_its_class
+from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_class
 
 _DEEPEST_WRAPPER = 4
-_BY_NAME = (("globals",), ("eval",), ("exec",))  # functions by which code reads any global
+_CONTAINERS = (dict, list, set, collections.deque)
 # Of classes: what Python itself puts there, in part when it is asked for.
 OF_PYTHON = frozenset(
     (
@@ -48,8 +51,7 @@ def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
     walk.is_new(code)  # which holds it
     walk.found.functions.append(function)
     is_library = is_library_file(code.co_filename)
-    if function is os.getenv:
-        walk.visit_later(os.environ, "os.environ")
+    visit_reader(walk, function, path)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if not walk.is_new_at(cell, name):
             continue
@@ -74,7 +76,7 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
     scope = function.__globals__
     for chain in globals_used_by(function.__code__):
         visit_global(walk, scope, chain)
-        if chain in _BY_NAME:
+        if reads_any_global(scope, chain):
             visit_scope(walk, scope, "")
     inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for chain in closures_used_by(function.__code__):
@@ -82,8 +84,11 @@ def _visit_globals(walk: Walk, function: types.FunctionType) -> None:
         content = () if cell is None else content_of(cell)
         if content and len(chain) > 1 and isinstance(content[0], types.ModuleType):
             visit_chain(walk, content[0], chain[1:], f"{chain[0]}.")
+        if content and reads_any_global({chain[0]: content[0]}, chain):
+            visit_scope(walk, scope, "")
     for found in imports_in(function.__code__):
         visit_import(walk, found, scope)
+    visit_names(walk, function)
 
 
 def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
@@ -93,6 +98,7 @@ def visit_method(walk: Walk, method: types.MethodType, path: str) -> None:
 
 def visit_builtin(walk: Walk, function: Any, path: str) -> None:
     walk.add_slot(path, (getattr(function, "__module__", None), function.__qualname__))
+    visit_reader(walk, function, path)
     walk.found.builtins.add(function.__name__)
     if not is_of(function.__self__, (types.ModuleType, type(None))):
         walk.visit_later(function.__self__, f"{path}.__self__")
@@ -103,7 +109,8 @@ def visit_wrapped(walk: Walk, value: Any, path: str) -> None:
 
 
 def visit_property(walk: Walk, value: property, path: str) -> None:
-    walk.pending.extend((of, path) for of in (value.fget, value.fset) if of is not None)
+    parts = (value.fget, value.fset, value.fdel)
+    walk.pending.extend((of, path) for of in parts if of is not None)
 
 
 def visit_partial(walk: Walk, value: Any, path: str) -> None:
@@ -112,19 +119,25 @@ def visit_partial(walk: Walk, value: Any, path: str) -> None:
 
 
 def visit_generator(walk: Walk, generator: Any, path: str) -> None:
-    """Its variables, what its loops go through, and the globals and imports that it reads."""
-    frame = generator.gi_frame
+    """Also a coroutine. Its variables, what its loops go through, and the globals and imports that it
+    reads."""
+    frame, used = frame_of(generator), code_of(generator)
     if frame is None:  # it has ended
         return
-    visit_held(walk, probes.iterators_of(generator), path)
+    visit_held(walk, iterators_of(generator), path)
     for name, value in frame.f_locals.items():
         if type(value) not in probes.ATOMS:
             visit_held(walk, [value], f"{path}.{name}")
-    if not is_library_file(generator.gi_code.co_filename):
-        for chain in globals_used_by(generator.gi_code):
+    if not is_library_file(used.co_filename):
+        for chain in globals_used_by(used):
             visit_global(walk, frame.f_globals, chain)
-        for found in imports_in(generator.gi_code):
+        for found in imports_in(used):
             visit_import(walk, found, frame.f_globals)
+
+
+def visit_frame(walk: Walk, frame: types.FrameType, path: str) -> None:
+    """Of a function that is running, or that an object keeps: its variables change unseen."""
+    raise Unseen(cannot_watch(path))
 
 
 def visit_weak_proxy(walk: Walk, value: Any, path: str) -> None:
@@ -140,10 +153,11 @@ def visit_reference(walk: Walk, value: Any, path: str) -> None:
 
 
 def visit_class(walk: Walk, type_: type, path: str) -> None:
-    """Attributes of the program's own classes; of others which objects they are, and functions of
-    the program's among them."""
+    """Attributes of the program's own classes; of others which objects they are, and among them what is
+    the program's, and containers."""
     metaclass: type = type(type_)
     walk.add_slot(path, Object(metaclass, id(type_)))
+    visit_reader(walk, type_, path)
     if isinstance(type_, abc.ABCMeta) and is_class_of_program(type_):
         walk.add_probe(f"{path}#registered", abc.get_cache_token)
     for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
@@ -156,16 +170,26 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
         kept = {k: v for k, v in items if k not in OF_PYTHON and not is_hook(v)}
         if is_class_of_program(class_):
             walk.add_slot(f"{class_.__name__}#attributes", tuple(kept))
+            text = vars(class_).get("__doc__")
+            walk.add_slot(f"{class_.__name__}.__doc__", text if type(text) is str else None)
         else:
             walk.add_slot(f"{class_.__name__}#attributes", hash(tuple(map(id, kept.values()))))
             walk.found.held.extend(kept.values())
-            kept = {k: v for k, v in kept.items() if _is_of_program(v)}  # it has replaced them
+            # The program has put them there; it may have put containers, too.
+            kept = {k: v for k, v in kept.items() if _is_of_program(v) or _is_container(class_, k, v)}
         walk.pending.extend((value, f"{class_.__name__}.{name}") for name, value in kept.items())
+
+
+def _is_container(class_: type, name: str, value: Any) -> bool:
+    """Whether it is a container in a library's class, under a name that is not Python's own."""
+    if name[:1] == "_" and name[-1:] == "_":
+        return False
+    return is_of(value, _CONTAINERS) and not is_of_compiler(class_)
 
 
 def _is_of_program(of: Any, depth: int = 0) -> bool:
     """Whether it is the program's own code, or stands for some: a function of a library's that wraps
-    it, a property, an object that is called in its place."""
+    it, a property; or an object of the program's."""
     if depth > _DEEPEST_WRAPPER:
         return False
     if is_of(of, (staticmethod, classmethod)):
@@ -179,8 +203,8 @@ def _is_of_program(of: Any, depth: int = 0) -> bool:
             return True
         parts = [part for cell in of.__closure__ or () for part in content_of(cell)]
     else:
-        is_plain = is_of(of, type) or type(of).__module__ == "builtins" or not callable(of)
-        return not is_plain and is_class_of_program(type(of))
+        class_ = of if is_of(of, type) else type(of)
+        return class_.__module__ != "builtins" and is_class_of_program(class_)
     return any(_is_of_program(part, depth + 1) for part in parts)
 
 

@@ -146,15 +146,26 @@ def visit_scope(walk: Walk, scope: dict[str, Any], path: str) -> None:
 
 
 def _visit_code_of_library(walk: Walk, module: types.ModuleType, path: str) -> None:
-    """Which functions, classes and modules it has; those of the program's have replaced one."""
+    """Which functions, classes and modules it has, and which objects of the program's. What is the
+    program's has replaced something, or was put there."""
     items = attributes_of(module).copy().items()  # other threads may import
-    kept = {name: value for name, value in items if issubclass(type(value), _CODE_OF_LIBRARIES)}
+    kept = {name: value for name, value in items if _is_code(value) or _is_object_of_program(value)}
     walk.found.dicts.append((attributes_of(module), tuple(kept), ()))
     walk.add_slot(f"{path}#code", hash(tuple(map(id, kept.values()))))
     walk.pending.extend((v, f"{path}.{name}") for name, v in kept.items() if _is_of_program(v))
 
 
+def _is_code(value: Any) -> bool:
+    return issubclass(type(value), _CODE_OF_LIBRARIES)
+
+
+def _is_object_of_program(value: Any) -> bool:
+    return type(value).__module__ != "builtins" and is_class_of_program(type(value))
+
+
 def _is_of_program(code: Any) -> bool:
     if isinstance(code, type):
         return is_class_of_program(code)
-    return is_of_program(code) if isinstance(code, types.ModuleType) else is_function_of_program(code)
+    if isinstance(code, types.ModuleType):
+        return is_of_program(code)
+    return is_function_of_program(code) if _is_code(code) else True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from pygraph import runtime
 from pygraph.callables.host import probes
-from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.kinds import attributes_of_instance, is_of, items_of_dict
 from pygraph.callables.host.schedulers import is_told
+from pygraph.callables.host.shared_objects import flag_of, names_set_by
+from pygraph.callables.host.user_code import is_of_compiler
 from pygraph.callables.host.visit_code import visit_class
 from pygraph.callables.host.visit_containers import visit_dict, visit_held
 from pygraph.callables.host.walk import (
@@ -26,18 +29,11 @@ from pygraph.callables.host.walk import (
     may_have_slots,
 )
 
-# Their inside is PyTorch's compiler's own, and changes while it compiles.
-_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards", "torch.fx")
 # torch._ops keeps the overloads that were asked for, to which C++ refers: none may be taken away again.
-_LEFT_ALONE = (
-    *_COMPILER,
-    "torch._ops",
-    "logging",
-    "threading",
-    "multiprocessing",
-    "concurrent",
-    "pygraph",
-)
+_LEFT_ALONE = ("torch._ops.", "pygraph.")
+# Of these, what a program has given them is visited.
+_OF_PYTHONS_THREADS = ("logging.", "threading.", "multiprocessing.", "concurrent.")
+_LOCK = type(threading.Lock())
 # Of all optimizers (register_optimizer_step_pre_hook).
 _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
@@ -76,11 +72,12 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if is_of(value, torch.jit.ScriptModule):
         _visit_script(walk, value, path)
     if _is_left_alone(type_) and not is_of(value, torch.nn.Module):
-        flag = probes.flag_of(value)
+        flag = flag_of(value)
         if flag is not None:
             walk.add_probe(path, flag)
         visit_held(walk, probes.contents_of(value), path)
         walk.add_slot(path, Object(type_, id(value)))
+        _visit_given(walk, value, path)
         return
     if is_told(type_):
         walk.found.schedulers[free_path(path, walk.found.schedulers)] = value
@@ -93,13 +90,15 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     if is_of(value, torch.optim.Optimizer):
         walk.found.optimizers[free_path(path, walk.found.optimizers)] = value
         walk.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
-    attributes: Any = getattr(value, "__dict__", None)
+    attributes = attributes_of_instance(value)
     if is_of(attributes, dict):
         walk.found.instances.append(value)
         _visit_attributes(walk, value, attributes, path)
     elif may_change_its_class(value):
         walk.found.instances.append(value)
     has_slots = _visit_slots(walk, value, path)
+    if is_of(value, _LOCK):
+        walk.locks.append((path, value))
     probe = probes.probe_of(value)
     if probe is not None:
         walk.add_probe(path, probe)
@@ -171,5 +170,25 @@ def _visit_slots(walk: Walk, value: Any, path: str) -> bool:
 
 
 def _is_left_alone(type_: type) -> bool:
-    module = str(type_.__module__)
-    return any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE)
+    is_named = f"{type_.__module__}.".startswith((*_LEFT_ALONE, *_OF_PYTHONS_THREADS))
+    return is_named or is_of_compiler(type_)
+
+
+def _visit_given(walk: Walk, value: Any, path: str) -> None:
+    """Of an object that is left alone: attributes that its class does not set."""
+    type_ = type(value)
+    attributes = attributes_of_instance(value)
+    if not is_of(attributes, dict):
+        return
+    if is_of(value, torch.fx.Interpreter):
+        names = tuple(name for name in ("module", "submodules") if name in attributes)
+        walk.found.dicts.append((attributes, names, ()))
+        walk.pending.extend((attributes[name], f"{path}.{name}") for name in names)
+    elif f"{type_.__module__}.".startswith(_OF_PYTHONS_THREADS):
+        kind: Any = type_
+        own = names_set_by(kind)
+        given = {name: of for name, of in items_of_dict(attributes) if name not in own}
+        walk.found.instances.append(value)
+        walk.found.dicts.append((attributes, None, own))
+        walk.add_slot(f"{path}#attributes", tuple(given))
+        walk.pending.extend((of, f"{path}.{name}") for name, of in given.items())

@@ -83,6 +83,9 @@ class Walk:
         self.found = Reachable()
         self.unwatched = unwatched
         self.pending: collections.deque[tuple[Any, str]] = collections.deque()
+        # Locks with their paths; whether the program's code asks if one is taken, or for annotations.
+        self.locks: list[tuple[str, Any]] = []
+        self.asks_locks = self.asks_annotations = False
         self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
         self._met: list[Any] = []  # holds them, so that identities stay theirs
         self._modules: dict[int, types.ModuleType] = {}  # by identity

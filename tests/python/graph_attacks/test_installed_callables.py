@@ -1,0 +1,72 @@
+"""Callables that lie in installed packages: what their own package's globals hold is read."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pygraph.callables.host import installed, user_code
+
+from .attacked import assert_replays_follow
+
+_STEP = "from .settings import CONFIG\n\n\ndef step(x):\n    return helper(x)\n"
+_HELPER = "\n\ndef helper(x):\n    return x * CONFIG['scale']\n"
+_CLASS = "\n\nclass Trainer:\n    def __call__(self, x):\n        return helper(x)\n"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Any]]:
+    """Writes a file of an installed package; returns how its modules are imported."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(user_code, "_counted", ())
+    monkeypatch.setattr(installed, "_decided", set())
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+
+    def write(name: str, content: str) -> Any:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        importlib.invalidate_caches()
+        return lambda module: importlib.import_module(module)
+
+    yield write
+    user_code.is_library_file.cache_clear()
+
+
+def test_a_function_of_a_single_file(partitions: Any, install: Any) -> None:
+    module = install("installed_step.py", "CONFIG = {'scale': 2.0}" + _HELPER)("installed_step")
+    assert_replays_follow(partitions, module.helper, lambda: module.CONFIG.update(scale=3.0))
+
+
+@pytest.mark.parametrize("root", ["function", "object", "method"])
+def test_a_setting_in_another_file_of_the_package(partitions: Any, install: Any, root: str) -> None:
+    install("installed_trainer/__init__.py", "")
+    install("installed_trainer/settings.py", "CONFIG = {'scale': 2.0}\n")
+    step = install("installed_trainer/steps.py", _STEP + _HELPER + _CLASS)("installed_trainer.steps")
+    roots = {
+        "function": lambda: step.step,
+        "object": step.Trainer,
+        "method": lambda: step.Trainer().__call__,
+    }
+    assert_replays_follow(partitions, roots[root](), lambda: step.CONFIG.update(scale=3.0))
+
+
+def test_a_large_package_counts_by_its_file(
+    partitions: Any, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose globals lead everywhere leaves the callable a graph."""
+    install("installed_library/__init__.py", "")
+    install(
+        "installed_library/large.py", "TABLE = [[i] for i in range(20_000)]\n\n\ndef f():\n    TABLE\n"
+    )
+    source = "from .large import f\nCONFIG = {'scale': 2.0}\n\n\ndef step(x):\n    f()\n"
+    step = install("installed_library/steps.py", source + "    return x * CONFIG['scale']\n")
+    module = step("installed_library.steps")
+    assert_replays_follow(partitions, module.step, lambda: module.CONFIG.update(scale=3.0))
+    assert not any(path.endswith("installed_library/") for path in user_code._counted)

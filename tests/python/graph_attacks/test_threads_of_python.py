@@ -1,0 +1,189 @@
+"""Objects of Python's threads, loggers and warnings, and what tells of the calling thread."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+
+from .attacked import X, assert_replays_follow, replays
+
+
+@pytest.mark.parametrize("kind", ["Event", "Condition", "Thread", "Logger"])
+def test_an_attribute_that_the_program_has_given(partitions: Any, kind: str) -> None:
+    makers: dict[str, Callable[[], Any]] = {
+        "Event": threading.Event,
+        "Condition": threading.Condition,
+        "Thread": lambda: threading.Thread(target=print),
+        "Logger": lambda: logging.Logger("of its own"),
+    }
+    holder = makers[kind]()
+    holder.settings = {"scale": 2.0}
+    change = lambda: holder.settings.update(scale=3.0)  # noqa: E731
+    assert_replays_follow(partitions, lambda x: x * holder.settings["scale"], change)
+
+
+def test_an_attribute_that_the_program_gives_later(partitions: Any) -> None:
+    holder: Any = threading.Event()
+    assert_replays_follow(
+        partitions,
+        lambda x: x * getattr(holder, "scale", 2.0),
+        lambda: setattr(holder, "scale", 3.0),
+    )
+
+
+def test_calls_are_counted_in_a_thread(partitions: Any) -> None:
+    holder: Any = threading.Thread(target=print)
+    holder.steps = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        holder.steps += 1
+        return x * 2
+
+    graphed = pygraph.graph(step)
+    for _ in range(12):
+        graphed(X)
+    assert holder.steps == 12
+
+
+def test_a_thread_that_is_used_keeps_its_graphs(partitions: Any) -> None:
+    """What Python itself changes in such objects is no change."""
+    event = threading.Event()
+    graphed = pygraph.graph(lambda x: x * (3.0 if event.is_set() else 2.0))
+    for _ in range(12):
+        event.wait(0)
+        assert torch.equal(graphed(X), X * 2)
+    assert replays(partitions) > 0
+
+
+@pytest.mark.parametrize("what", ["a lock is taken", "a thread is alive"])
+def test_whether(partitions: Any, what: str) -> None:
+    lock, end = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=end.wait, args=(60,), daemon=True)
+    thread.start()
+
+    def change() -> None:
+        lock.acquire()
+        end.set()
+        thread.join(60)
+
+    functions: dict[str, Any] = {
+        "a lock is taken": lambda x: x * (3.0 if lock.locked() else 2.0),
+        "a thread is alive": lambda x: x * (3.0 if thread.is_alive() else 2.0),
+    }
+    try:
+        assert_replays_follow(partitions, functions[what], change)
+    finally:
+        end.set()
+
+
+@pytest.mark.parametrize("ask", [threading.get_ident, lambda: id(threading.current_thread())])
+def test_the_calling_thread_is_asked_for(partitions: Any, ask: Callable[[], int]) -> None:
+    scales = {ask(): 2.0}
+    function = lambda x: x * scales.get(ask(), 3.0)  # noqa: E731
+    graphed = pygraph.graph(function)
+    for _ in range(12):
+        assert torch.equal(graphed(X), X * 2)
+    assert replays(partitions) > 0
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.extend(graphed(X) for _ in range(12)))
+    thread.start()
+    thread.join(60)
+    assert len(found) == 12 and all(torch.equal(of, X * 3) for of in found)
+
+
+def test_an_exception_is_handled(partitions: Any) -> None:
+    graphed = pygraph.graph(lambda x: x * (3.0 if sys.exc_info()[0] is not None else 2.0))
+    for _ in range(12):
+        graphed(X)
+    assert replays(partitions) > 0
+    try:
+        raise ValueError
+    except ValueError:
+        assert torch.equal(graphed(X), X * 3)
+    made = replays(partitions)
+    assert torch.equal(graphed(X), X * 2) and replays(partitions) == made + 1
+
+
+def test_the_level_of_a_logger_that_is_looked_up(partitions: Any) -> None:
+    logger = logging.getLogger("pygraph_tests.level")
+    logger.setLevel(logging.WARNING)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        is_on = logging.getLogger("pygraph_tests.level").isEnabledFor(logging.DEBUG)
+        return x * (3.0 if is_on else 2.0)
+
+    assert_replays_follow(partitions, function, lambda: logger.setLevel(logging.DEBUG))
+
+
+@pytest.mark.parametrize("name", ["pygraph_tests.messages", ""])
+def test_messages_of_a_logger_that_is_turned_on(
+    partitions: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    messages: list[logging.LogRecord] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record)
+
+    logger, handler = logging.getLogger(name or None), Handler()
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+
+    def by_name(x: torch.Tensor) -> torch.Tensor:
+        logging.getLogger("pygraph_tests.messages").info("a step")
+        return x * 2
+
+    def of_the_root(x: torch.Tensor) -> torch.Tensor:
+        logging.info("a step")
+        return x * 2
+
+    graphed = pygraph.graph(by_name if name else of_the_root)
+    logger.addHandler(handler)
+    try:
+        for _ in range(12):
+            graphed(X)
+        assert replays(partitions) > 0
+        logger.setLevel(logging.INFO)
+        for _ in range(5):
+            graphed(X)
+    finally:
+        logger.removeHandler(handler)
+    assert len([of for of in messages if of.msg == "a step"]) == 5
+
+
+def test_warnings_that_are_recorded(partitions: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("the loss is high", stacklevel=1)
+        return x * 2
+
+    graphed = pygraph.graph(step)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            graphed(X)
+    assert sum("the loss is high" in str(of.message) for of in seen) == 12
+
+
+def test_filters_of_warnings_change(partitions: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("the loss is high", stacklevel=1)
+        return x * 2
+
+    graphed = pygraph.graph(step)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        for _ in range(12):
+            graphed(X)
+        assert replays(partitions) > 0
+        warnings.simplefilter("always")
+        for _ in range(5):
+            graphed(X)
+    assert sum("the loss is high" in str(of.message) for of in seen) == 5
