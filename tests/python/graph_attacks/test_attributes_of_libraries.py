@@ -82,6 +82,20 @@ def test_a_class_that_answers_for_its_dictionary(partitions: Any) -> None:
     )
 
 
+def test_a_class_that_hides_its_dictionary(partitions: Any) -> None:
+    """Such callables have no graph."""
+
+    class Settings:
+        scale = 2.0
+
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            return {}
+
+    settings = Settings()
+    assert_follows(partitions, lambda x: x * settings.scale, lambda: setattr(settings, "scale", 3.0))
+
+
 @pytest.mark.parametrize("part", ["annotation", "text", "deleter", "super"])
 def test_small_parts_of_classes(partitions: Any, part: str) -> None:
     numbers = {"scale": 2.0}

@@ -31,6 +31,13 @@ def attributes_of_instance(value: Any) -> Any:
         return None
 
 
+def hides_attributes(class_: Any) -> bool:
+    """Whether its instances have attributes in a dictionary that nobody can ask for: a class has
+    defined another ``__dict__`` from the beginning."""
+    members = [vars(of)["__dict__"] for of in class_.__mro__ if "__dict__" in vars(of)]
+    return class_.__dictoffset__ != 0 and bool(members) and not any(type(of) in _IN_C for of in members)
+
+
 def items_of_dict(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """In the order in which it is kept."""
     of: Any = collections.OrderedDict if is_of(value, collections.OrderedDict) else dict

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from pygraph import runtime
 from pygraph.callables.host import probes
-from pygraph.callables.host.kinds import attributes_of_instance, is_of, items_of_dict
+from pygraph.callables.host.kinds import attributes_of_instance, hides_attributes, is_of, items_of_dict
 from pygraph.callables.host.schedulers import is_told
 from pygraph.callables.host.shared_objects import flag_of, names_set_by
 from pygraph.callables.host.user_code import is_of_compiler
@@ -91,6 +91,8 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         walk.found.optimizers[free_path(path, walk.found.optimizers)] = value
         walk.pending.extend((of, "torch.optim.optimizer hooks") for of in _HOOKS_OF_OPTIMIZERS)
     attributes = attributes_of_instance(value)
+    if attributes is None and hides_attributes(type_):
+        raise Unseen(f"{path} has a class that hides its attributes")
     if is_of(attributes, dict):
         walk.found.instances.append(value)
         _visit_attributes(walk, value, attributes, path)
