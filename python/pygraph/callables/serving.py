@@ -36,7 +36,7 @@ def may_be_served() -> bool:
 
 
 def look_at_memory() -> None:
-    """Before a call that may not be served: graphs drop the blocks that they hold if memory is short."""
+    """Before a call that may not be served. Graphs drop their blocks if memory is short."""
     if torch.compiler.is_compiling() or runtime.unavailable_reason() is not None:
         return
     if not torch.cuda.is_current_stream_capturing():
