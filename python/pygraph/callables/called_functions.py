@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from pygraph.callables.compilations import not_while_compiling
 from pygraph.callables.host.kinds import is_of
 from pygraph.callables.host.user_code import calling_line
 from pygraph.undoing import Undo
@@ -123,7 +122,7 @@ class CalledFunctions:
         owner: Any = function.__self__
         if is_of(owner, torch.Generator):
             self._note_generator(owner, name, frame)
-        elif is_of(owner, (torch.Event, torch.cuda.Event)):
+        elif is_of(owner, torch.Event):
             self._note_event(owner, name)
         elif is_of(owner, torch.Stream) and name in ("record_event", "wait_event"):
             if frame.f_code not in _ORDERS_STREAMS:
@@ -176,7 +175,6 @@ def watch_functions(undo: Undo) -> CalledFunctions:
 
     is_set = [True]
     undo.append(end)
-    not_while_compiling(look, other, undo)
     sys.setprofile(look)
     return found
 

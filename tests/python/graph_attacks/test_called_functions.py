@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 import pygraph
 from pygraph.callables import called_functions
-from pygraph.undoing import Undo, settle
 
 from .attacked import X, replays
 
@@ -186,28 +184,3 @@ def test_a_seed_within_a_fork(partitions: Any, generator: torch.Generator) -> No
             return x * 2
 
     _assert_refused(partitions, step, "it sets the state of a random number generator of the GPU")
-
-
-def test_a_compilation_is_not_looked_at_but_what_follows(generator: torch.Generator) -> None:
-    @torch.compile(backend="eager")
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    seen: list[str] = []
-
-    def look(frame: Any, event: str, arg: Any) -> None:
-        if frame.f_code.co_filename.endswith("symbolic_convert.py"):
-            seen.append(event)
-
-    undo: Undo = []
-    sys.setprofile(look)
-    try:
-        found = called_functions.watch_functions(undo)
-        compiled(X)
-        generator.manual_seed(7)
-        settle(undo)
-        assert sys.getprofile() is look
-    finally:
-        sys.setprofile(None)
-    assert "sets the state" in found.refusal()
-    assert seen  # the program's own profile function goes on meanwhile
