@@ -18,7 +18,6 @@ import torch
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import kept_graph
-from pygraph.callables.called_functions import CalledFunctions, can_be_watched, watch_functions
 from pygraph.callables.host.random_states import SEEDS, random_state
 from pygraph.callables.host.schedulers import SchedulerUse, watch_schedulers
 from pygraph.callables.kept_graph import Structure
@@ -177,8 +176,6 @@ class Backwards:
         if partition is None or not all(map(self._is_plain, gradients)) or not self._is_same(structure):
             return function.call(inputs, function, self._exchanged())
         if structure.python and not structure.is_observed:
-            if not can_be_watched():
-                return function.call(inputs, function)
             return self._observe(structure, function, inputs)
         outputs = function.call(inputs, partition.callable)
         if partition.written:
@@ -235,12 +232,11 @@ class Backwards:
         """The first backward with Python in it, uncaptured."""
         before, drawn = self._around.host.now(), random_state()
 
-        def body(undo: Undo) -> tuple[list[torch.Tensor | None], SchedulerUse, CalledFunctions]:
+        def body(undo: Undo) -> tuple[list[torch.Tensor | None], SchedulerUse]:
             schedulers = watch_schedulers(undo, before.found.schedulers)
-            functions = watch_functions(undo)
-            return function.call(inputs, function), schedulers, functions
+            return function.call(inputs, function), schedulers
 
-        outputs, schedulers, functions = undoing(body)
+        outputs, schedulers = undoing(body)
         structure.is_observed = True
         try:
             changed = before.changes(before.now())
@@ -252,11 +248,6 @@ class Backwards:
             changed.append("a random number generator on the CPU")
         if changed:
             self.refuse(f"its backward changes {changed[0]}, which a replay would not")
-        elif called := functions.refusal():
-            # The first one may compile kernels, and time them.
-            if structure.is_suspect:
-                self.refuse(f"in its backward {called}")
-            structure.is_observed, structure.is_suspect = structure.is_suspect, True
         elif schedulers.read:
             self.refuse(
                 f"its backward reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"

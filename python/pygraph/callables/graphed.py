@@ -24,7 +24,6 @@ import torch
 from pygraph import observations, runtime, signal_exceptions, torch_patches
 from pygraph.callables import fused_numbers, optimizer_forms, rates, serving
 from pygraph.callables.adapted_optimizers import AdaptedOptimizers
-from pygraph.callables.called_functions import can_be_watched
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
@@ -166,8 +165,7 @@ class Graphed:
     def _unknown_call(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not known to be served by any variant. It may change what the others serve."""
         runtime.engine().forget_known_calls(self._served, None)
-        # An observation would replace the profiler.
-        if torch.autograd.profiler._is_profiler_enabled or not can_be_watched():
+        if torch.autograd.profiler._is_profiler_enabled:  # an observation would replace the profiler
             return self._uncaptured(args, kwargs)
         if not self._refused.is_to_be_observed():
             return self._uncaptured(args, kwargs)

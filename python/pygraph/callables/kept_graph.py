@@ -63,9 +63,8 @@ class Structure:
 
     on_host: numbers of what is made on the CPU in calls without a graph. patterns: how many patterns of
     gradients have partitions. is_lasting: whether it is that of more calls than one. is_observed:
-    whether a backward was, in which Python runs. is_suspect: whether one has called what a replay would
-    not. graphs: by handle of their stream; the first is that of the recordings, which show the
-    structure.
+    whether a backward was, in which Python runs. graphs: by handle of their stream; the first is that
+    of the recordings, which show the structure.
     """
 
     places: list[Place]
@@ -81,7 +80,6 @@ class Structure:
     patterns: int = dataclasses.field(default=0, compare=False)
     is_lasting: bool = dataclasses.field(default=True, compare=False)
     is_observed: bool = dataclasses.field(default=False, compare=False)
-    is_suspect: bool = dataclasses.field(default=False, compare=False)
 
     def of_kind(self, *kinds: str) -> list[int]:
         """The numbers of what saved tensors lie in."""

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import refusals
-from pygraph.callables.called_functions import CalledFunctions, watch_functions
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.host.kinds import is_of
@@ -64,17 +63,14 @@ def observed_call(
         except BaseException as error:  # the engine would drop it
             missed.append(error)
 
-    def body(
-        undo: Undo,
-    ) -> tuple[Any, set[str], SchedulerUse, _engine.CallObserver, CalledFunctions]:
+    def body(undo: Undo) -> tuple[Any, set[str], SchedulerUse, _engine.CallObserver]:
         run_backwards_here(undo)
         output = watch_output(undo)
         schedulers = watch_schedulers(undo, before.found.schedulers)
         undo.append(torch.clear_autocast_cache)
         observer = runtime.engine().CallObserver(note)
         undo.append(observer.end)  # at once: no interrupt comes in between
-        functions = watch_functions(undo)
-        return call(), output, schedulers, observer, functions
+        return call(), output, schedulers, observer
 
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
     modes = _modes()
@@ -83,7 +79,7 @@ def observed_call(
     marks = attributes_of_gradients(watched)
     histories = {id(t): t.grad_fn for t in before.found.tensors.values()}
     torch.clear_autocast_cache()  # what is in it was made in no call
-    result, output, schedulers, observer, functions = undoing(body)
+    result, output, schedulers, observer = undoing(body)
     if missed:
         raise missed[0]
     nodes = set(observer.backward_nodes)
@@ -121,8 +117,6 @@ def observed_call(
             seen.refusal = uncapturable[0] if uncapturable else unfit
         elif property_ := read_property(seen.host.found, bool(arguments.tensors)):
             seen.refusal = property_
-        elif called := functions.refusal():
-            seen.refusal = called
         elif schedulers.read:
             seen.refusal = (
                 f"it reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"
