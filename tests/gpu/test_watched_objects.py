@@ -32,7 +32,7 @@ def test_a_queue_that_the_program_fills() -> None:
         values.get()
         values.put(2.0)
 
-    assert_follows(read, change)
+    assert_follows(read, change, is_replayed=None)
 
 
 def test_a_queue_in_which_the_step_counts() -> None:

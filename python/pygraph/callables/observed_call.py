@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph import runtime, signal_exceptions
 from pygraph.callables import refusals
+from pygraph.callables.gpu_effects import SEEDS_GPU, gpu_seed, is_seeded, recorded_event
 from pygraph.callables.host.host_output import watch_output
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.host.kinds import is_of
@@ -73,7 +74,7 @@ def observed_call(
         return call(), output, schedulers, observer
 
     drawn, layouts, hooks = random_state(), layouts_of(arguments), _saved_tensors_hooks()
-    modes = _modes()
+    modes, seed = _modes(), gpu_seed(device)
     versions = _versions(arguments)
     gradients = [(tensor, tensor.grad, version_of(tensor.grad)) for tensor in watched]
     marks = attributes_of_gradients(watched)
@@ -115,8 +116,12 @@ def observed_call(
             )
         elif uncapturable or unfit:
             seen.refusal = uncapturable[0] if uncapturable else unfit
-        elif property_ := read_property(seen.host.found, bool(arguments.tensors)):
+        elif property_ := read_property(seen.host.found, arguments.tensors):
             seen.refusal = property_
+        elif event := recorded_event(seen.host.found):
+            seen.refusal = event
+        elif is_seeded(seed, gpu_seed(device)):
+            seen.refusal = SEEDS_GPU
         elif schedulers.read:
             seen.refusal = (
                 f"it reads {min(schedulers.read)}, a learning-rate scheduler; read it outside"

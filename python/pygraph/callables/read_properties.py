@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import dis
 import functools
+from collections.abc import Sequence
 from types import CodeType
+
+import torch
 
 from pygraph.callables.host.user_code import is_class_of_program, is_library_file, with_inner
 from pygraph.callables.host.walk import Reachable
 
 _OF_ARGUMENTS = frozenset(("_base", "_is_view", "storage_offset", "untyped_storage"))
+_OF_HISTORIES = frozenset(("is_leaf", "grad_fn"))  # a recording is given tensors without one
 _OF_ALL = frozenset(("_version",))
 _BY_TEXT = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))
 
 
-def read_property(found: Reachable, has_arguments: bool) -> str:
+def read_property(found: Reachable, passed: Sequence[torch.Tensor]) -> str:
     """The reason if the program's own code among what a callable reaches may ask tensors for such a
-    thing; empty if not. has_arguments: whether tensors are passed."""
+    thing; empty if not. passed: the tensors among the arguments."""
     own = [f for f in found.functions if not is_library_file(f.__code__.co_filename)]
-    wanted = (_OF_ALL | _OF_ARGUMENTS) if has_arguments else _OF_ALL
+    wanted = (_OF_ALL | _OF_ARGUMENTS) if passed else _OF_ALL
+    if any(tensor.requires_grad and not tensor.is_leaf for tensor in passed):
+        wanted |= _OF_HISTORIES
     reading = [(f, read & wanted) for f in own if (read := _uses(f.__code__)[0]) & wanted]
     if not reading:
         return ""
@@ -63,4 +69,4 @@ def _named(code: CodeType) -> set[str]:
     names = set(code.co_names)
     if names & _BY_TEXT:
         names |= {text for text in code.co_consts if type(text) is str}
-    return names & (_OF_ALL | _OF_ARGUMENTS)
+    return names & (_OF_ALL | _OF_ARGUMENTS | _OF_HISTORIES)

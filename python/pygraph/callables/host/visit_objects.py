@@ -64,6 +64,8 @@ def visit_tensor(walk: Walk, tensor: torch.Tensor, path: str) -> None:
 
 def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
     type_ = type(value)
+    if is_of(value, (torch.Event, torch.cuda.Event)):
+        walk.found.events.append(path)
     walk.add_slot(f"{path}.__class__", Object(type, id(type_)))
     if type_.__name__ == "cython_function_or_method":  # as NumPy's are
         walk.found.builtins.add(value.__name__)

@@ -47,6 +47,7 @@ class Reachable:
         self.tensors: dict[str, torch.Tensor] = {}  # by path
         self.optimizers: dict[str, torch.optim.Optimizer] = {}  # by path
         self.schedulers: dict[str, torch.optim.lr_scheduler.LRScheduler] = {}  # by path
+        self.events: list[str] = []  # of the GPU, by path
         self.free_dicts: set[int] = set()  # by identity: reached by a path without `param_groups`
         self.held: list[Any] = []  # what probes compare by identity: no other object may get its id
 
