@@ -63,6 +63,10 @@ std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replic
 }
 
 CapturedGraph::~CapturedGraph() {
+  if (!process_.is_here()) {
+    for (auto& replica : replicas_) static_cast<void>(replica.release());  // the parent's
+    return;
+  }
   const WithoutPythonLock unlocked;  // the driver may wait for the device
   for (const auto& replica : replicas_) replica->release();
   replicas_.clear();

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "own_process.h"
 #include "pygraph/executable.h"
 #include "pygraph/stream_slots.h"
 #include "replay/held_blocks.h"
@@ -176,6 +177,7 @@ class CapturedGraph {
   MemoryBackOff back_off_;
   LeftGradients left_gradients_;
   HeldBlocks held_blocks_;
+  const OwnProcess process_;
 
   std::mutex mutex_;  // from the choice of a replica to its launch; see Entered
   StreamSlots slots_;

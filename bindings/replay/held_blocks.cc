@@ -1,6 +1,7 @@
 #include "replay/held_blocks.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <exception>
@@ -23,9 +24,15 @@ struct Holders {
   std::atomic<size_t> count = 0;  // read without the lock
 };
 
+Holders* g_holders = nullptr;  // never freed: graphs may outlive static objects
+
+// A forked child has others: no graph of its parent's holds anything there.
 Holders& holders() {
-  static auto* holders = new Holders;  // graphs may outlive static objects
-  return *holders;
+  [[maybe_unused]] static const int is_made = [] {
+    g_holders = new Holders;
+    return pthread_atfork(nullptr, nullptr, [] { g_holders = new Holders; });
+  }();
+  return *g_holders;
 }
 
 uint64_t reserved_bytes(c10::Device device) {

@@ -218,6 +218,7 @@ void Workspace::release(Share share) noexcept {
     const auto it = shares.find(bytes);
     if (it != shares.end()) shares.erase(it);
   };
+  if (!process_.is_here()) return;
   Memory unneeded;  // freed without the lock
   const std::lock_guard lock(mutex_);
   erase_one(shares_, share.bytes);

@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 
+#include "own_process.h"
 #include "pygraph/driver.h"
 
 namespace pygraph::bindings {
@@ -40,7 +41,7 @@ class Workspace {
     uint64_t with_blocks = 0;
     uint64_t generation = 0;  // set by reserve()
   };
-  // Add or remove a graph's share. Allocate nothing yet.
+  // Add or remove a graph's share. Allocate nothing yet. In a forked child, release() does nothing.
   void reserve(Share& share);
   void release(Share share) noexcept;
   uint64_t generation() const { return generation_; }
@@ -78,6 +79,7 @@ class Workspace {
   std::optional<Memory> place(uint64_t bytes);
 
   const int device_;
+  const OwnProcess process_;
   std::mutex mutex_;  // of the following
   std::multiset<uint64_t> shares_;
   std::multiset<uint64_t> shares_with_blocks_;  // of this generation

@@ -6,11 +6,14 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -331,6 +334,31 @@ TEST_F(WorkspaceTest, AnObserverThatRaisesMeansThatThereIsNoMemory) {
   EXPECT_THROW(acquire(*workspace, 200), c10::OutOfMemoryError);
   allocator.limit = INT64_MAX;
   acquire(*workspace, 200);
+  workspace->release(share);
+}
+
+// Another thread may be in a launch when the process forks, and the lock is its.
+TEST_F(HeldBlocksTest, AForkedChildDropsGraphs) {
+  const Workspace::Share share = reserved(*workspace, 4, 304);
+  auto blocks = std::make_unique<HeldBlocks>(kDevice);
+  blocks->begin(kStream, 100, 150, 1000);
+  const pid_t child = [&] {
+    const Workspace::Access launch = workspace->acquire(304 * kMiB);
+    const pid_t forked = fork();
+    if (forked == 0) {
+      alarm(10);  // ends the child
+      workspace->release(share);
+      blocks.reset();
+      allocator.reserved = 1001;
+      HeldBlocks::look();
+      _exit(0);
+    }
+    return forked;
+  }();
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(blocks->are_held());
   workspace->release(share);
 }
 
