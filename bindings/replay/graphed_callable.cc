@@ -228,6 +228,10 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
   if (is_decided || t_forced_uncaptured == &callable || t_observers > 0) {
     return {nullptr, ReplayStatus::kUncaptured};
   }
+  if (g_paused) {
+    HeldBlocks::look();
+    return {nullptr, ReplayStatus::kUncaptured};
+  }
   try {
     // A capture in progress (the user's own torch.cuda.graph) must absorb the plain kernels.
     if (CapturedGraph::is_entered() || torch_cuda::is_capturing(callable.device)) {
@@ -237,8 +241,7 @@ std::pair<PyObject*, ReplayStatus> replay_matching(GraphedCallable& callable, Py
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return {nullptr, ReplayStatus::kError};
   }
-  std::pair<PyObject*, ReplayStatus> result{nullptr, ReplayStatus::kUncaptured};
-  if (!g_paused) result = try_matching(callable, arguments, holders);
+  const auto result = try_matching(callable, arguments, holders);
   if (result.second != ReplayStatus::kReplayed) HeldBlocks::look();
   return result;
 }
