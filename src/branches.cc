@@ -15,7 +15,8 @@ struct Access {
 };
 
 // What each node with known accesses does to which symbol; one number for all inputs if any is
-// written. (Random states are only read.)
+// written, and the number after the last symbol's for all memory that is no symbol. (Random states
+// are only read.)
 std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t count) {
   std::vector<std::vector<Access>> accesses(count);
   uint32_t any_input = kNone;
@@ -29,9 +30,14 @@ std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t
     any_input = relocation.symbol;
     writes_inputs = writes_inputs || writes;
   }
+  const auto other_memory = static_cast<uint32_t>(linked.symbols.size());
+  for (const OtherMemoryUse& use : linked.uses_of_other_memory) {
+    accesses[linked.recording.nodes[use.node].position].push_back({other_memory, use.writes});
+  }
   if (!writes_inputs) return accesses;
   for (std::vector<Access>& of_node : accesses) {
     for (Access& access : of_node) {
+      if (access.symbol == other_memory) continue;
       if (linked.symbols[access.symbol].kind == SymbolKind::kInput) access.symbol = any_input;
     }
   }
@@ -45,8 +51,8 @@ class BranchScheduler {
       : linked_(linked),
         nodes_(std::move(nodes)),
         accesses_(find_accesses(linked, nodes_.size())),
-        writers_(linked.symbols.size(), kNone),
-        readers_(linked.symbols.size()),
+        writers_(linked.symbols.size() + 1, kNone),
+        readers_(linked.symbols.size() + 1),
         tails_(lanes, kNone) {}
 
   Branches find() {

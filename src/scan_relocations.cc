@@ -137,6 +137,8 @@ class Scan {
   }
 
  private:
+  using Owner = ConstantOwners::Owner;
+
   const Node& node_a() const { return a_.nodes[index_]; }
   const Node& node_b() const { return b_.nodes[index_]; }
 
@@ -214,7 +216,8 @@ class Scan {
       linked_.relocations.push_back({index_, offset + 8, first_random_ + *state, 8});
       random_until_ = offset + static_cast<uint32_t>(kRandomStateSize);
     } else if (word_a == word_b) {
-      judge_constant(word_b, use);
+      const Owner owner = judge_constant(word_b, use);
+      if (owner == Owner::kHeld || owner == Owner::kForeign) note_other_memory(offset);
     } else if (const auto found = explain(word_a, word_b, use)) {
       linked_.relocations.push_back({index_, offset, found->symbol, found->addend});
     } else if (use == WordUse::kUsed && !may_hold_garbage_) {
@@ -252,16 +255,15 @@ class Scan {
     return by(Match::kFreed);
   }
 
-  void judge_constant(uint64_t word, WordUse use) {
+  Owner judge_constant(uint64_t word, WordUse use) {
     const bool is_copy = node_b().kind != NodeKind::kKernel;
-    using Owner = ConstantOwners::Owner;
     const ConstantOwners::Answer answer = owners_.of(word);
     if (answer.owner == Owner::kStandIn) refuse("uses memory that it kept from a recording");
     if (a_.address_space.contains(word) || b_.address_space.contains(word)) {
       if (use == WordUse::kUsed) refuse("uses an address that it kept from a recording");
       ++linked_.unexplained_words;
       ++equal_words_;
-      return;
+      return Owner::kNone;
     }
     switch (answer.owner) {
       case Owner::kNone:
@@ -281,6 +283,14 @@ class Scan {
       case Owner::kStandIn:
         break;
     }
+    return answer.owner;
+  }
+
+  void note_other_memory(uint32_t offset) {
+    const Node& node = node_b();
+    if (!node.has_known_accesses) return;
+    const bool reads = std::ranges::find(node.reads, offset) != node.reads.end();
+    linked_.uses_of_other_memory.push_back({index_, !reads});
   }
 
   void add_foreign(ForeignMemory memory) {
@@ -303,7 +313,6 @@ class Scan {
   void judge_other_memory(uint64_t word) {
     constexpr const char* kReason =
         "has an address among its parameters that belongs to no known memory";
-    using Owner = ConstantOwners::Owner;
     const Owner owner = owners_.of(word).owner;
     if (owner != Owner::kCached && owner != Owner::kHeld) refuse(kReason);
     leave_alone(word, kReason);

@@ -89,6 +89,13 @@ struct OutputPlacement {
   bool operator==(const OutputPlacement&) const = default;
 };
 
+// A node with known accesses has an address of memory that no symbol stands for: memory that the
+// graph holds, or foreign memory. It counts as written unless the node only reads it.
+struct OtherMemoryUse {
+  uint32_t node = 0;
+  bool writes = false;
+};
+
 struct LinkedGraph {
   Recording recording;  // the second one; its graph is the one to instantiate
   std::vector<Symbol> symbols;
@@ -109,6 +116,7 @@ struct LinkedGraph {
   uint32_t unexplained_words = 0;
   // Foreign memory that the graph uses; to be checked by check_foreign_memory() before each launch.
   std::vector<ForeignMemory> foreign;
+  std::vector<OtherMemoryUse> uses_of_other_memory;
   // The maximum number of nodes that may run at the same time; 1 if the recorded order is kept.
   uint32_t lanes = 1;
   // Whether the recording's edges differ from those of the recorded graph; set_edges() applies

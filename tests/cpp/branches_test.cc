@@ -82,6 +82,14 @@ TEST(Branches, InputsMayLieInTheSameMemory) {
   EXPECT_TRUE(branches_of(linked));
 }
 
+TEST(Branches, MemoryThatNoSymbolStandsForOrdersThoseThatMayWriteToIt) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}});
+  linked.uses_of_other_memory = {{0, false}, {1, false}};
+  EXPECT_EQ(branches_of(linked)->edges.size(), 0);
+  linked.uses_of_other_memory = {{0, true}, {1, true}, {3, false}};
+  EXPECT_EQ(edges_of(*branches_of(linked)), (Edges{{0, 1}, {1, 3}}));
+}
+
 TEST(Branches, NodesOfOneOperatorStayInOrder) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}});
   linked.recording.nodes[0].op = linked.recording.nodes[1].op = 7;

@@ -53,6 +53,28 @@ TEST_F(ConstantsTest, MemoryThatTheGraphHoldsNeedsNoCheck) {
   EXPECT_EQ(linked.unexplained_words, 0);
 }
 
+// A library may keep it for all its kernels, and write to it.
+TEST_F(ConstantsTest, NodesWithKnownAccessesThatUseOtherMemoryAreTold) {
+  around.held = {{table, kBytes}};
+  EXPECT_TRUE(link(add(table)).uses_of_other_memory.empty());  // nothing is known
+  recordings = record_twice(device, {kBytes}, add(table));
+  Node& node = recordings.second.nodes[0];
+  node.has_known_accesses = true;
+  const auto uses = [&] {
+    return pygraph::link(driver, recordings.first, recordings.second, {}, 1, around)
+        .uses_of_other_memory;
+  };
+  for (const uint32_t offset : node.address_offsets()) {
+    if (node.word_at(offset) != table) continue;
+    ASSERT_EQ(uses().size(), 1);
+    EXPECT_TRUE(uses()[0].writes);
+    node.reads = {offset};
+    ASSERT_EQ(uses().size(), 1);
+    EXPECT_FALSE(uses()[0].writes);
+  }
+  EXPECT_EQ(node.reads.size(), 1);
+}
+
 TEST_F(ConstantsTest, TheAllocatorIsAskedOnlyWhereAConstantIsNotHeld) {
   int asked = 0;
   around.cached = [&] { return ++asked, std::vector<Range>{}; };

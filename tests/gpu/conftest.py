@@ -14,7 +14,7 @@ from pygraph import runtime, uncapturable
 from pygraph.partition import recording_policy
 from pygraph.select import decision_cache
 
-from . import support
+from . import held_blocks, support
 
 
 @pytest.fixture
@@ -29,6 +29,14 @@ def as_shipped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a cache of its own: two compilations must not find what another process tunes meanwhile."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs may hold blocks, of a memory that is the same on each GPU."""
+    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
+    with support.at_most(held_blocks.LIMIT):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,17 +22,13 @@ from .held_blocks import (
     warmed_up,
 )
 from .held_blocks_programs import run_program
-from .support import assert_same, at_most
+from .support import assert_same
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
-    with at_most(LIMIT):
-        yield
+pytestmark = pytest.mark.usefixtures("holds_memory")
 
 
 def odd_step(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from pygraph.verify import branches
 
-from .graph_training import Training, adamw, assert_same_training, fused_sgd
+from .graph_training import Training, adamw, assert_same_training, batches, fused_sgd
 from .support import captured
 
 
@@ -23,7 +23,11 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Towers(nn.Module):
-    """Two networks that do not need each other, such as the critics of an actor-critic method."""
+    """Two networks that do not need each other, such as the critics of an actor-critic method.
+
+    Not their sum: the gradients of their last biases would be equal. Compiled code returns one memory
+    for both, and clipping then multiplies it twice in one kernel: a race of the uncaptured program.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +40,7 @@ class Towers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = (tower(x) for tower in self.towers)
-        return first + second
+        return first + 2 * second
 
 
 def _compiled() -> Any:
@@ -59,3 +63,26 @@ def test_clipping_and_autocast_beside_branches() -> None:
 def test_an_eager_step_with_lanes_has_the_same_bits() -> None:
     """Most kernels of eager programs keep their order."""
     assert_same_training(lambda: Training(Towers, adamw), lanes=8)
+
+
+class Sum(Towers):
+    """The last biases have one gradient. Compiled code may return it as two tensors of one memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = (tower(x) for tower in self.towers)
+        return first + second
+
+
+def test_gradients_that_share_memory_do_so_after_a_graph() -> None:
+    def shared(training: Training) -> set[tuple[int, int]]:
+        memory = [p.grad.data_ptr() for p in training.model.parameters() if p.grad is not None]
+        assert len(memory) == 12
+        return {(i, k) for i in range(12) for k in range(i) if memory[i] == memory[k]}
+
+    def make() -> Training:
+        return Training(lambda: torch.compile(Sum()), fused_sgd, zero_first=True, autocast=True)
+
+    uncaptured = make()
+    for x, y in batches(2):
+        uncaptured.step(x, y)
+    assert shared(assert_same_training(make, lanes=8)) == shared(uncaptured)

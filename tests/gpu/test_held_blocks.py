@@ -4,7 +4,6 @@ allocate, where memory is plentiful (bindings/replay/held_blocks.h)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from pygraph.gpu import allocator
 
 from .held_blocks import (
     INTERNAL,
-    LIMIT,
     MIB,
     PART,
     PARTS,
@@ -29,14 +27,9 @@ from .held_blocks import (
     step,
     warmed_up,
 )
-from .support import assert_same, assert_used, at_most, captured, compiled
+from .support import assert_same, assert_used, captured, compiled
 
-
-@pytest.fixture(autouse=True)
-def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
-    with at_most(LIMIT):
-        yield
+pytestmark = pytest.mark.usefixtures("holds_memory")
 
 
 def test_a_launch_allocates_nothing_but_its_result() -> None:

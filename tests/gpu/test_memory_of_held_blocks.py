@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,14 +26,9 @@ from .held_blocks import (
     step,
     warmed_up,
 )
-from .support import assert_same, at_most, captured, randn
+from .support import assert_same, captured, randn
 
-
-@pytest.fixture(autouse=True)
-def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
-    with at_most(LIMIT):
-        yield
+pytestmark = pytest.mark.usefixtures("holds_memory")
 
 
 def test_blocks_do_not_lie_in_the_pieces_of_other_tensors() -> None:

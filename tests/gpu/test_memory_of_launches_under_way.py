@@ -8,7 +8,6 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import pygraph
 from pygraph.gpu import allocator
 
 from .held_blocks import (
-    LIMIT,
     MIB,
     PART,
     WARM_UP,
@@ -29,17 +27,13 @@ from .held_blocks import (
     other_step,
     step,
 )
-from .support import assert_same, at_most, watchdog
+from .support import assert_same, watchdog
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
-    with at_most(LIMIT):
-        yield
+pytestmark = pytest.mark.usefixtures("holds_memory")
 
 
 _CYCLES = 60_000_000  # some 30 ms of an H200

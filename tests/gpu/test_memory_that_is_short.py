@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,17 +22,13 @@ from .held_blocks import (
     make_input,
     step,
 )
-from .support import assert_same, at_most, captured, compiled
+from .support import assert_same, captured, compiled
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def holds_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PYGRAPH_HOLD_MEMORY", raising=False)
-    with at_most(LIMIT):
-        yield
+pytestmark = pytest.mark.usefixtures("holds_memory")
 
 
 def test_a_workspace_that_finds_no_memory_again_and_again_leaks_nothing() -> None:

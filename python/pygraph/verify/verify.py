@@ -38,7 +38,7 @@ from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, Verif
 if TYPE_CHECKING:
     from pygraph import _engine
 
-_BRANCHED_RUNS = 3  # replays of the branches: a race may not show at once
+_BRANCHED_RUNS = 3  # replays of the branches, all but one under a load: a race may not show at once
 # Replays of the chain beside a background load, if results differ: nondeterministic results differ
 # then, too.
 _DISTURBED_RUNS, _DISTURBED_SECONDS = 4, 0.1
@@ -200,8 +200,9 @@ def _check_branches(
     changed = set[int]()
     try:
         by_chance = changes(chain)
-        for _ in range(_BRANCHED_RUNS):
-            changed |= changes(branched)
+        changed |= changes(branched)
+        for _ in range(_BRANCHED_RUNS - 1):
+            changed |= changes(branched, load=lambda: disturb(_DISTURBED_SECONDS))
         if not changed <= by_chance:
             for _ in range(_DISTURBED_RUNS):
                 by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
