@@ -149,7 +149,7 @@ def warmed_up(step: Graphed, batch: Sequence[torch.Tensor]) -> Variant:
     """After calls until it has a graph."""
     for _ in range(_WARM_UP):
         step(*batch)
-    found = [v for of in step._variants.values() for v in of if v.partition is not None]
+    found = [v for v in step._variants.all() if v.partition is not None]
     if len(found) != 1:
         raise SystemExit(f"no graph: {[entry.reason for entry in step.entries.values()]}")
     return found[0]

@@ -154,7 +154,7 @@ def test_what_is_known_is_of_one_state_of_the_host(
 ) -> None:
     """Another thread may replace the state meanwhile. A watch refers to what its own state holds."""
     graphed = begun(lambda x: x * 2, torch.ones(2))
-    [[of]] = graphed._variants.values()
+    [of] = graphed._variants.all()
     held = HostState.held.fget  # type: ignore[attr-defined]
     kinds = []
     add = runtime.engine().add_known_call

@@ -28,11 +28,11 @@ from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
 from pygraph.callables.signature import Arguments, Forms, Key, take_apart
 from pygraph.callables.variant import Variant
+from pygraph.callables.variants import Variants
 from pygraph.options import Options
 from pygraph.partition.signature import Entry, PartitionInfo
 
 _MOST_UNMATCHED = 8  # calls in a row that no variant fits
-_MOST_VARIANTS = 64
 
 
 class Graphed:
@@ -69,7 +69,7 @@ class Graphed:
 
     def _start(self) -> None:
         self._forms = Forms()  # of arguments that variants have served
-        self._variants: dict[Any, list[Variant]] = {}
+        self._variants = Variants()
         self._served = serving.served_calls()  # of these variants; after them, for _tell_engine
         self._refused = RefusedCalls(self._note)
         self._unmatched = 0  # calls in a row that no variant fits
@@ -122,8 +122,7 @@ class Graphed:
             return self._uncaptured(args, kwargs)
         if self._refused.has(arguments.key):
             return self._uncaptured(args, kwargs)
-        variants = self._variants.get(arguments.key, [])
-        for variant in variants:
+        for variant in self._variants.of(arguments.key):
             if variant.host is not None and variant.fits() and variant.host.holds():
                 if known is None:
                     self._forms.add(arguments, args, kwargs)
@@ -154,7 +153,7 @@ class Graphed:
         """So that it can make the next calls of this kind by itself."""
         served, kind = self._served, variant.known_call(arguments)
         # Not if it was dropped meanwhile, with what was told.
-        if kind is not None and variant in self._variants.get(arguments.key, []):
+        if kind is not None and variant in self._variants.of(arguments.key):
             runtime.engine().add_known_call(served, kind)
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,11 +180,10 @@ class Graphed:
         if self._follows.numbers and self._reads_numbers(now):
             self._may_follow_numbers = False
             return self._start_over(arguments, args, kwargs, numbers=False)
-        if self._follows.rates and any(variant.keeps_rates for variant in self._all_variants()):
+        if self._follows.rates and any(v.keeps_rates for v in self._variants.all()):
             return self._start_over(arguments, args, kwargs, rates=False)
-        variants = self._variants.get(arguments.key, [])
         changed: list[str] = []
-        for variant in variants.copy():
+        for variant in [*self._variants.of(arguments.key)]:
             if variant.host is None:
                 continue
             changed = variant.host.changes(now)
@@ -215,11 +213,8 @@ class Graphed:
         self._variants.clear()  # they were observed with others
         return self._unknown_call(arguments, args, kwargs)
 
-    def _all_variants(self) -> list[Variant]:
-        return [variant for of in self._variants.values() for variant in of]
-
     def _reads_numbers(self, now: HostState) -> bool:
-        is_read = any(variant.reads_numbers for variant in self._all_variants())
+        is_read = any(variant.reads_numbers for variant in self._variants.all())
         return is_read or fused_numbers.are_named(now.found.functions)
 
     def prepared(self) -> Callable[..., Any]:
@@ -240,29 +235,12 @@ class Graphed:
                 what = changed[0] if changed else "what is passed to it"
                 advice = optimizer_forms.advice(what, now.found.optimizers)
                 self.give_up(f"{what} differs from call to call" + (f"; {advice}" if advice else ""))
-            self._let_go_of_objects(0)
+            self._variants.let_go_of_objects(0)
             return None
-        self._let_go_of_objects(_MOST_UNMATCHED - 1)
-        # One whose tensors are gone never fits again, and must not keep them.
-        kept = [
-            v
-            for v in self._variants.pop(key, [])
-            if v.host is not None and v.is_alive() and now.reaches_tensors_of(v.host)
-        ]
+        self._variants.let_go_of_objects(_MOST_UNMATCHED - 1)
         variant = Variant(self.__name__, self._function, self._options, self._adapts, self._follows)
-        self._variants[key] = [*kept, variant][-_MOST_VARIANTS:]
-        while sum(map(len, self._variants.values())) > _MOST_VARIANTS:
-            del self._variants[next(iter(self._variants))]
+        self._variants.add(key, variant, now)
         return variant
-
-    def _let_go_of_objects(self, most: int) -> None:
-        """Drops variants that hold objects that were passed and that have served no call, but for the
-        last ones: each call may pass new objects. most: how many are left."""
-        idle = [v for v in self._all_variants() if v.holds_objects and not v.has_served]
-        dropped = set(idle[: max(0, len(idle) - most)])
-        if dropped:
-            kept = {k: [v for v in of if v not in dropped] for k, of in self._variants.items()}
-            self._variants = {key: variants for key, variants in kept.items() if variants}
 
     def _observe(
         self,
@@ -278,11 +256,10 @@ class Graphed:
         except BaseException:  # the program's
             self._unmatched = max(0, self._unmatched - 1)
             if variant.observed == 0:  # others for such arguments keep their graphs
-                others = [v for v in self._variants.get(arguments.key, []) if v is not variant]
-                self._variants[arguments.key] = others
+                self._variants.drop(arguments.key, variant)
             raise
         if variant.refusal:
-            self._variants.pop(arguments.key, None)
+            self._variants.drop_all_of(arguments.key)
             holds_objects = bool(arguments.objects)
             self._refused.refuse(arguments.key, variant.refusal, variant.host, holds_objects)
             runtime.engine().forget_known_calls(self._served, None)
@@ -329,7 +306,7 @@ class Graphed:
         if unavailable:
             reasons[unavailable] = unavailable
         with self._lock:
-            variants = self._all_variants()
+            variants = self._variants.all()
         for variant in variants:
             if variant.reason or variant.partition is None:
                 reasons[id(variant)] = variant.reason
