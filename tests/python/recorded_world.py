@@ -236,6 +236,7 @@ class World:
             (owned_memory, "_segments", lambda pool: []),
             (verify, "keep_busy", lambda seconds: None),
             (verify, "disturb", lambda seconds: None),
+            (verify, "wait_for_loads", lambda: None),
             (Rehearsal, "_results", _results),
             (audit_replay, "free_bytes", lambda: 1 << 40),
             (timed_calls, "timed", self._timed),

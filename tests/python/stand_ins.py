@@ -32,6 +32,7 @@ def verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(verify, "keep_busy", lambda seconds: None)
     monkeypatch.setattr(verify, "disturb", lambda seconds: None)
+    monkeypatch.setattr(verify, "wait_for_loads", lambda: None)
     monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
 
 

@@ -45,6 +45,11 @@ def disturb(seconds: float) -> None:
     undoing(compute)
 
 
+def wait_for_loads() -> None:
+    """Makes the current stream wait until no :func:`disturb` computes any more."""
+    torch.cuda.current_stream().wait_stream(side_stream(torch.cuda.current_device()))
+
+
 @functools.cache
 def side_stream(device: int) -> torch.cuda.Stream:
     """A stream that nothing else uses, for captures and background loads.

@@ -25,7 +25,7 @@ import torch
 from pygraph import runtime, signal_exceptions
 from pygraph.gpu import allocator
 from pygraph.gpu.fingerprint import forget
-from pygraph.gpu.load import disturb, keep_busy
+from pygraph.gpu.load import disturb, keep_busy, wait_for_loads
 from pygraph.record.recorder import OUT_OF_MEMORY
 from pygraph.runtime import log
 from pygraph.select.trial import Decision
@@ -38,7 +38,8 @@ from pygraph.verify.rehearsal import POISON_ONES, POISON_ZEROS, Rehearsal, Verif
 if TYPE_CHECKING:
     from pygraph import _engine
 
-_BRANCHED_RUNS = 3  # replays of the branches, all but one under a load: a race may not show at once
+# Replays of the branches, all but one beside a background load: a race may not show at once.
+_BRANCHED_RUNS, _BRANCHED_SECONDS = 3, 0.01
 # Replays of the chain beside a background load, if results differ: nondeterministic results differ
 # then, too.
 _DISTURBED_RUNS, _DISTURBED_SECONDS = 4, 0.1
@@ -202,12 +203,13 @@ def _check_branches(
         by_chance = changes(chain)
         changed |= changes(branched)
         for _ in range(_BRANCHED_RUNS - 1):
-            changed |= changes(branched, load=lambda: disturb(_DISTURBED_SECONDS))
+            changed |= changes(branched, load=lambda: disturb(_BRANCHED_SECONDS))
         if not changed <= by_chance:
             for _ in range(_DISTURBED_RUNS):
                 by_chance |= changes(chain, load=lambda: disturb(_DISTURBED_SECONDS))
     finally:  # what branches write is not the chain's mistake: later checks must not find it
         rehearsal.check_stand_ins()
+    wait_for_loads()  # both are timed next
     if not changed <= by_chance or len(by_chance) == len(seen.results):
         changed -= by_chance
         raise VerificationError(
