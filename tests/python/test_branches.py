@@ -146,6 +146,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsal, "_results", lambda self, outputs, args: list(outputs))
     monkeypatch.setattr(Rehearsal, "timer", lambda self, graph: lambda: graph.seconds)
     monkeypatch.setattr(verify, "disturb", lambda seconds: _Atomic.disturb())
+    monkeypatch.setattr(verify, "wait_for_loads", lambda: None)
 
 
 def _quick_check(
