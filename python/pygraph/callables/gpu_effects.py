@@ -18,7 +18,7 @@ def recorded_event(found: Reachable) -> str:
     nothing but the callable's own streams."""
     if not found.events:
         return ""
-    own = [f.__code__ for f in found.functions if not is_library_file(f.__code__.co_filename)]
+    own = [f.__code__ for f in found.running if not is_library_file(f.__code__.co_filename)]
     for code in own:
         if any(mentions(code, name) for name in _RECORDS):
             return (

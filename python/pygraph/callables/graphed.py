@@ -26,7 +26,7 @@ from pygraph.callables import fused_numbers, optimizer_forms, rates, serving
 from pygraph.callables.adapted_optimizers import AdaptedOptimizers
 from pygraph.callables.host.host_state import HostState
 from pygraph.callables.refused_calls import RefusedCalls
-from pygraph.callables.signature import Arguments, Forms, Key, take_apart
+from pygraph.callables.signature import Arguments, Forms, take_apart
 from pygraph.callables.variant import Variant
 from pygraph.callables.variants import Variants
 from pygraph.options import Options
@@ -199,7 +199,7 @@ class Graphed:
             if variant.fits() and variant.accept(now):
                 return self._serve(variant, arguments, args, kwargs)
             changed = ["the memory or the gradients that it uses"]
-        new = self._new_variant(now, changed, arguments.key)
+        new = self._new_variant(now, changed, arguments)
         if new is None:
             return self._uncaptured(args, kwargs)
         return self._observe(new, now, arguments, args, kwargs)
@@ -224,12 +224,13 @@ class Graphed:
             self._optimizers.look_at({self.__name__: self._function}, self._follows)
         return lambda *args, **kwargs: self._uncaptured(args, kwargs)
 
-    def _new_variant(self, now: HostState, changed: list[str], key: Key) -> Variant | None:
+    def _new_variant(self, now: HostState, changed: list[str], arguments: Arguments) -> Variant | None:
         """For a call that no variant fits; changed: how the last one differs. None if that was so too
         often in a row."""
         if runtime.engine().take_served_count(self._served):
             self._unmatched = 0
-        self._unmatched += 1
+        if not self._variants.is_one_of_many(arguments):
+            self._unmatched += 1
         if self._refused.why_not_observed or self._unmatched > _MOST_UNMATCHED:
             if not self._refused.why_not_observed:
                 what = changed[0] if changed else "what is passed to it"
@@ -239,7 +240,7 @@ class Graphed:
             return None
         self._variants.let_go_of_objects(_MOST_UNMATCHED - 1)
         variant = Variant(self.__name__, self._function, self._options, self._adapts, self._follows)
-        self._variants.add(key, variant, now)
+        self._variants.add(arguments.key, variant, now)
         return variant
 
     def _observe(

@@ -28,7 +28,7 @@ _BY_TEXT = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))
 def read_property(found: Reachable, passed: Sequence[torch.Tensor]) -> str:
     """The reason if the program's own code among what a callable reaches may ask tensors for such a
     thing; empty if not. passed: the tensors among the arguments."""
-    own = [f for f in found.functions if not is_library_file(f.__code__.co_filename)]
+    own = [f for f in found.running if not is_library_file(f.__code__.co_filename)]
     wanted = (_OF_ALL | _OF_ARGUMENTS) if passed else _OF_ALL
     if any(tensor.requires_grad and not tensor.is_leaf for tensor in passed):
         wanted |= _OF_HISTORIES

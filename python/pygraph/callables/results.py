@@ -33,10 +33,15 @@ def flattened(result: Any) -> tuple[list[Any], Any]:
 
 def unfit(result: Any, leaves: list[Any], args: Any, host: HostState) -> str:
     """Why a replay could not return what an observed call has returned; empty if it could. args: what
-    is passed. host: before the call."""
+    is passed. host: before the call, which may keep a container of the result from then on."""
     try:
         reason = unfit_result(leaves) or _new_parameter(leaves, pytree.tree_leaves(args))
-        return reason or _own_container(result, args, host)
+        containers = _containers_in(result)
+        if reason or not containers:
+            return reason
+        return _own_container(containers, args, host) or _own_container(containers, args, host.now())
+    except (MemoryError, torch.OutOfMemoryError):  # the call is looked at no further
+        return ""
     except Exception as error:  # of the program's containers
         signal_exceptions.pass_on(error)
         return runtime.brief(error)
@@ -72,15 +77,15 @@ def _new_parameter(leaves: Iterable[Any], passed: Iterable[Any]) -> str:
     return ""
 
 
-def _own_container(result: Any, args: Any, host: HostState) -> str:
-    """The reason if a container of the result is not new, or in it twice, which is not so after a
-    replay; empty if neither. args: what is passed. host: before the call."""
+def _own_container(containers: list[Any], args: Any, host: HostState) -> str:
+    """The reason if a container of the result is one that the callable keeps or was passed, or is in it
+    twice, which is not so after a replay; empty if neither. args: what is passed."""
     found = host.found
     kept = (*(of for of, _, _ in found.dicts), *found.lists, *found.deques, *found.instances)
     own = set(map(id, kept))
     passed = set(map(id, _containers_in(args)))
     met: set[int] = set()
-    for container in _containers_in(result):
+    for container in containers:
         if id(container) in own:
             return "it returns a list or a dictionary that it keeps; return a copy"
         if id(container) in passed:

@@ -71,6 +71,12 @@ class Arguments:
     key: Key
     form: Form | None = None
 
+    @property
+    def passes_modules_only(self) -> bool:
+        """Whether there are objects, and all are modules, which usually live as long as the program."""
+        objects = self.objects.values()
+        return bool(objects) and all(is_of(of, torch.nn.Module) for of in objects)
+
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     """None for arguments that cannot be compared: a structure without a hash, or that contains itself,

@@ -55,7 +55,7 @@ class Variant:
         self.partition: Partition | None = None
         self.observed = 0  # calls
         self.has_served = False
-        self.holds_objects = False  # that were passed, besides tensors
+        self.holds_objects = False  # that were passed, besides tensors and modules, which stay
         self.host: HostState | None = None  # that it serves; of one that is observed, the last one seen
         self._function = function
         self._options = options
@@ -98,7 +98,7 @@ class Variant:
         gradients = OldGradients(watched, reachable)
         known = [*arguments.tensors, *reachable]
         versions = [version_of(tensor) for tensor in known]
-        self.holds_objects = bool(arguments.objects)
+        self.holds_objects = bool(arguments.objects) and not arguments.passes_modules_only
         self.host = before  # equal to the one from before, which must not keep what the call lets go of
         is_changed = lambda: not is_same_structure(arguments, args, kwargs)  # noqa: E731
         seen = observed_call(make, is_changed, arguments, before, watched, device, (args, kwargs))

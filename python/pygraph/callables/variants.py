@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pygraph.callables.host.host_state import HostState
-from pygraph.callables.signature import Key
+from pygraph.callables.signature import Arguments, Key
 from pygraph.callables.variant import Variant
 
 _MOST = 64
@@ -49,6 +49,11 @@ class Variants:
 
     def clear(self) -> None:
         self._by_key.clear()
+
+    def is_one_of_many(self, arguments: Arguments) -> bool:
+        """Whether a call that no variant fits is the first one with the modules that are passed, as of
+        a method of many layers, and there is room for its variant."""
+        return arguments.passes_modules_only and not self.of(arguments.key) and len(self) < _MOST
 
     def let_go_of_objects(self, most: int) -> None:
         """Drops variants that hold objects that were passed and that have served no call, but for the

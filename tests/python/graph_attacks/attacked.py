@@ -82,3 +82,8 @@ def alternate(f: Any, calls: Any, n: Any = 60, seed: Any = 0) -> Any:
         got, want = g(*c), f(*c)
         assert type(got) is type(want)
         assert got.dtype == want.dtype and torch.equal(got, want), (i, got, want)
+
+
+def reasons() -> list[str]:
+    """Why calls ran uncaptured."""
+    return [row.reason for row in pygraph.stats() if row.reason]

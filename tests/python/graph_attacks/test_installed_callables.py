@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pygraph.callables.host import installed, user_code
+from pygraph.callables.host import user_code
 
 from .attacked import assert_replays_follow
 
 _STEP = "from .settings import CONFIG\n\n\ndef step(x):\n    return helper(x)\n"
 _HELPER = "\n\ndef helper(x):\n    return x * CONFIG['scale']\n"
 _CLASS = "\n\nclass Trainer:\n    def __call__(self, x):\n        return helper(x)\n"
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Any]]:
-    """Writes a file of an installed package; returns how its modules are imported."""
-    folder = tmp_path / "site-packages"
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(user_code, "_counted", ())
-    monkeypatch.setattr(installed, "_decided", set())
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
-
-    def write(name: str, content: str) -> Any:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        importlib.invalidate_caches()
-        return lambda module: importlib.import_module(module)
-
-    yield write
-    user_code.is_library_file.cache_clear()
 
 
 def test_a_function_of_a_single_file(partitions: Any, install: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import sys
 import threading
@@ -187,3 +188,19 @@ def test_filters_of_warnings_change(partitions: Any) -> None:
         for _ in range(5):
             graphed(X)
     assert sum("the loss is high" in str(of.message) for of in seen) == 5
+
+
+@pytest.mark.parametrize("what", ["daemon", "interval", "broken", "max_workers"])
+def test_what_an_object_of_pythons_threads_has(partitions: Any, what: str) -> None:
+    thread, timer = threading.Thread(target=print), threading.Timer(2.0, print)
+    barrier, pool = threading.Barrier(2), concurrent.futures.ThreadPoolExecutor(2)
+    cases: dict[str, tuple[Any, Any]] = {
+        "daemon": (
+            lambda x: x * (3.0 if thread.daemon else 2.0),
+            lambda: setattr(thread, "daemon", True),
+        ),
+        "interval": (lambda x: x * timer.interval, lambda: setattr(timer, "interval", 3.0)),
+        "broken": (lambda x: x * (3.0 if barrier.broken else 2.0), barrier.abort),
+        "max_workers": (lambda x: x * pool._max_workers, lambda: setattr(pool, "_max_workers", 3)),
+    }
+    assert_replays_follow(partitions, *cases[what])

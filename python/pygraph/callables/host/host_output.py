@@ -15,17 +15,17 @@ class _Counting:
     """A stream that notes writes of one thread, and passes all on."""
 
     def __init__(self, stream: Any, seen: set[str]) -> None:
-        self._stream = stream
+        self.of = stream
         self._seen = seen
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> Any:
         if threading.get_ident() == self._thread:
             self._seen.add("what is printed")
-        return self._stream.write(text)
+        return self.of.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.of, name)
 
 
 def watch_output(undo: Undo) -> set[str]:
@@ -54,6 +54,10 @@ def watch_output(undo: Undo) -> set[str]:
                 setattr(sys, name, streams[name])
         if logging.getLogRecordFactory() is noting:
             logging.setLogRecordFactory(make_record)
+        for handler in [of() for of in logging._handlerList]:  # type: ignore[attr-defined]
+            kept = vars(handler).get("stream") if handler is not None else None
+            if type(kept) is _Counting:  # of a handler that was made meanwhile
+                vars(handler)["stream"] = kept.of
 
     of_warnings = vars(warnings)
     show_warning: Any = of_warnings.get("_showwarnmsg")

@@ -157,7 +157,8 @@ def _queued_in(value: Any) -> list[Any]:
 
 def state_of_thread(thread: threading.Thread) -> Any:
     is_made: Any = thread._initialized  # type: ignore[attr-defined]
-    return is_made and (threading.Thread.is_alive(thread), thread._name)  # type: ignore[attr-defined]
+    names = ("_name", "_daemonic", "interval")  # the last one of a timer
+    return is_made and (threading.Thread.is_alive(thread), *(vars(thread).get(name) for name in names))
 
 
 def _result_of(future: Any) -> list[Any]:

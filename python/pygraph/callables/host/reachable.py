@@ -17,6 +17,10 @@ result (``Reachable`` in walk.py) has
     probes        functions that tell where an iterator, a counter or an array stands (probes.py)
     the others    what the engine compares at each call (host_state.py)
 
+A call cannot run methods of the program's classes that no code names which it may run. They are walked
+last: what they read is watched like all else (names may be computed in ways that are not seen), but it
+does not keep a callable from having a graph.
+
 Two walks have the same result if and only if the callable could tell no difference, except for what a
 walk cannot see (docs/explanation/whole-steps.md).
 """
@@ -52,22 +56,21 @@ _MOST_OF_PACKAGE = 10_000  # in the globals of an installed callable's package
 def reachable_from(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]] = ()) -> Reachable:
     """Walks from the roots, by their names, the callable first. unwatched: dictionaries by identity,
     each with a key whose value is left out, as it is looked at otherwise. Raises Unseen."""
-    folders = note_files_of(next(iter(roots.values()), None))
-    if folders:
-        _count_if_short(folders, roots)
+    for beginnings in note_files_of(next(iter(roots.values()), None)):
+        _count_if_short(beginnings, roots)
     return _reachable(roots, unwatched, _MOST_PLACES)
 
 
-def _count_if_short(folders: list[str], roots: Mapping[str, Any]) -> None:
-    """Counts the packages of an installed callable as the program's, if the walk is not much longer."""
+def _count_if_short(beginnings: list[str], roots: Mapping[str, Any]) -> None:
+    """Counts files whose paths begin so as the program's, if the walk is not much longer then."""
     most = 2 * len(_reachable(roots, (), _MOST_PLACES).slots) + _MOST_OF_PACKAGE
-    for folder in folders:
-        count_as_programs(folder)
+    for beginning in beginnings:
+        count_as_programs(beginning)
     try:
         _reachable(roots, (), min(most, _MOST_PLACES))
     except Exception as error:  # of what the walk has met
-        for folder in folders:
-            count_as_librarys(folder)
+        for beginning in beginnings:
+            count_as_librarys(beginning)
         signal_exceptions.pass_on(error)
 
 
@@ -77,6 +80,8 @@ def _reachable(roots: Mapping[str, Any], unwatched: Iterable[tuple[int, str]], m
         walk.visit_later(root, name)
     walk.visit_later(torch.Tensor, "torch.Tensor")  # whose methods the program may replace
     modules.visit_switch(walk, torch.backends.mha, "_is_fastpath_enabled")
+    _visit_pending(walk, most)
+    walk.visit_unnamed()
     _visit_pending(walk, most)
     visit_asked(walk)
     _visit_pending(walk, most)

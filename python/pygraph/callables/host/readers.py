@@ -15,12 +15,18 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pygraph.callables.host import probes
 from pygraph.callables.host.kinds import is_of
-from pygraph.callables.host.user_code import attributes_of, is_class_of_program, mentions, texts_in
+from pygraph.callables.host.user_code import (
+    attributes_of,
+    is_class_of_program,
+    is_function_of_program,
+    mentions,
+    texts_in,
+)
 from pygraph.callables.host.walk import Unseen, Walk
 
 _OF_GLOBALS = (globals, eval, exec)  # by which code reads any global
@@ -37,8 +43,9 @@ def visit_reader(walk: Walk, function: Any, path: str) -> None:
     """A function or a class that the callable reaches."""
     visit = _READERS.get(id(function))
     if visit is not None:
-        visit(walk)
-    elif any(function is of for of in _OF_FRAMES):
+        if walk.may_run or visit not in _PER_CALL:
+            visit(walk)
+    elif walk.may_run and any(function is of for of in _OF_FRAMES):
         raise Unseen(cannot_watch(path))
     elif is_of(function, types.FunctionType) and function.__globals__ is vars(logging):
         # Such as logging.info, logging.getLogger.
@@ -48,13 +55,11 @@ def visit_reader(walk: Walk, function: Any, path: str) -> None:
 def visit_names(walk: Walk, function: types.FunctionType) -> None:
     """One of the program's own functions."""
     code = function.__code__
-    if mentions(code, "__globals__"):
+    if walk.may_run and mentions(code, "__globals__"):
         raise Unseen(cannot_watch(f"__globals__ in {function.__qualname__}"))
     walk.asks_locks |= mentions(code, "locked")
     walk.asks_annotations |= mentions(code, "__annotations__") or mentions(code, "get_type_hints")
-    if mentions(code, "getLogger"):
-        texts = (*texts_in(code), str(function.__globals__.get("__name__")))
-        _visit_loggers(walk, sorted({text for text in texts if text and " " not in text}))
+    walk.asks_loggers |= mentions(code, "getLogger") or mentions(code, "getChild")
 
 
 def visit_asked(walk: Walk) -> None:
@@ -65,12 +70,22 @@ def visit_asked(walk: Walk) -> None:
         if is_class_of_program(class_):
             found = (vars(class_).get(name) for name in _ANNOTATIONS)
             walk.pending.extend((of, f"{class_.__name__}.__annotations__") for of in found)
+    if walk.asks_loggers:
+        _visit_loggers(walk)
 
 
-def _visit_loggers(walk: Walk, names: Sequence[str]) -> None:
-    """Those that there are under these names, as ``logging.getLogger`` finds them."""
+def _visit_loggers(walk: Walk) -> None:
+    """Those whose names are texts that the program has: of its functions, of their modules, or in its
+    variables; and their children of such names."""
     loggers = logging.root.manager.loggerDict
-    walk.found.dicts.append((loggers, tuple(names), ()))
+    own = [f for f in walk.found.functions if is_function_of_program(f)]
+    texts = {text for function in own for text in texts_in(function.__code__)}
+    texts |= {str(function.__globals__.get("__name__")) for function in own}
+    texts |= {what for _, what in walk.found.slots if type(what) is str}
+    parents = [of for of in texts if of in loggers] + [logger.name for logger in walk.loggers]
+    texts |= {f"{parent}.{text}" for parent in parents for text in texts}
+    names = tuple(sorted(texts & loggers.keys()))
+    walk.found.dicts.append((loggers, names, ()))
     for name in names:
         walk.visit_later(loggers.get(name), f"logging.getLogger({name!r})")
 
@@ -108,10 +123,12 @@ def _visit_decimal_context(walk: Walk) -> None:
 
 
 def _visit_filters(walk: Walk) -> None:
-    walk.found.dicts.append((vars(warnings), ("filters",), ()))
-    walk.visit_later(warnings.filters, "warnings.filters")
+    # By value: warnings.catch_warnings makes a new list of them, and puts the old one back.
+    walk.add_probe("warnings.filters", lambda: tuple(warnings.filters))
 
 
+# What is different in another thread, or where an exception is handled.
+_PER_CALL = (_visit_thread, _visit_thread_object, _visit_handled_exception)
 _READERS: dict[int, Callable[[Walk], None]] = {
     id(os.getenv): lambda walk: walk.visit_later(os.environ, "os.environ"),
     id(threading.get_ident): _visit_thread,

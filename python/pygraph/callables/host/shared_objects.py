@@ -26,11 +26,22 @@ def flag_of(value: Any) -> Callable[[], Any] | None:
         return lambda: value._value
     if is_of(value, concurrent.futures.Future):
         return lambda: (value._state, key(value._result))
+    if is_of(value, threading.Barrier):
+        return lambda: value.broken
+    if is_of(value, concurrent.futures.Executor):
+        return lambda: getattr(value, "_max_workers", None)
     if is_of(value, threading.Thread):
         return functools.partial(state_of_thread, value)
     if is_of(value, logging.Logger):
-        return lambda: (value.getEffectiveLevel(), value.disabled, value.manager.disable)
+        return functools.partial(_state_of_logger, value)
+    if is_of(value, logging.Handler):
+        return lambda: value.level
     return _flag_of_processes(value, type(value).__module__)
+
+
+def _state_of_logger(logger: Any) -> Any:
+    own = (logger.level, logger.propagate, logger.disabled, len(logger.handlers), len(logger.filters))
+    return own, logger.getEffectiveLevel(), logger.hasHandlers(), logger.manager.disable
 
 
 def _flag_of_processes(value: Any, module: str) -> Callable[[], Any] | None:

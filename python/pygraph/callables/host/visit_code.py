@@ -14,6 +14,7 @@ from pygraph.callables.host import probes
 from pygraph.callables.host.generators import code_of, frame_of, iterators_of
 from pygraph.callables.host.imports import imports_in
 from pygraph.callables.host.kinds import is_of
+from pygraph.callables.host.names import computes_names, names_in, names_of_class
 from pygraph.callables.host.readers import cannot_watch, reads_any_global, visit_names, visit_reader
 from pygraph.callables.host.schedulers import is_hook
 from pygraph.callables.host.user_code import (
@@ -35,6 +36,7 @@ from pygraph.callables.host.walk import Object, Unseen, Walk, may_change_its_cla
 
 _DEEPEST_WRAPPER = 4
 _CONTAINERS = (dict, list, set, collections.deque)
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
 # Of classes: what Python itself puts there, in part when it is asked for.
 OF_PYTHON = frozenset(
     (
@@ -51,6 +53,11 @@ def visit_function(walk: Walk, function: types.FunctionType, path: str) -> None:
     walk.is_new(code)  # which holds it
     walk.found.functions.append(function)
     is_library = is_library_file(code.co_filename)
+    if walk.may_run:
+        walk.found.running.append(function)
+        walk.note_names(names_in(code))
+        if not is_library and computes_names(code):
+            walk.note_all_names()
     visit_reader(walk, function, path)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if not walk.is_new_at(cell, name):
@@ -124,6 +131,7 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
     frame, used = frame_of(generator), code_of(generator)
     if frame is None:  # it has ended
         return
+    walk.note_names(names_in(used))
     visit_held(walk, iterators_of(generator), path)
     for name, value in frame.f_locals.items():
         if type(value) not in probes.ATOMS:
@@ -137,6 +145,8 @@ def visit_generator(walk: Walk, generator: Any, path: str) -> None:
 
 def visit_frame(walk: Walk, frame: types.FrameType, path: str) -> None:
     """Of a function that is running, or that an object keeps: its variables change unseen."""
+    if not walk.may_run:
+        return
     raise Unseen(cannot_watch(path))
 
 
@@ -160,6 +170,10 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
     visit_reader(walk, type_, path)
     if isinstance(type_, abc.ABCMeta) and is_class_of_program(type_):
         walk.add_probe(f"{path}#registered", abc.get_cache_token)
+    if is_class_of_program(type_):
+        for class_ in type_.__mro__:
+            if class_ is not object and not is_class_of_program(class_):
+                walk.note_names(names_of_class(class_))  # its code may call the program's methods
     for class_ in itertools.chain(type_.__mro__, metaclass.__mro__):
         if class_ in (object, type) or not (class_ is type_ or walk.is_new(class_)):
             continue
@@ -177,7 +191,17 @@ def visit_class(walk: Walk, type_: type, path: str) -> None:
             walk.found.held.extend(kept.values())
             # The program has put them there; it may have put containers, too.
             kept = {k: v for k, v in kept.items() if _is_of_program(v) or _is_container(class_, k, v)}
-        walk.pending.extend((value, f"{class_.__name__}.{name}") for name, value in kept.items())
+        for name, value in kept.items():
+            path = f"{class_.__name__}.{name}"
+            if is_of(value, _METHODS) and not _is_pythons(name) and is_class_of_program(class_):
+                walk.visit_if_named(name, value, path)
+            else:
+                walk.visit_later(value, path)
+
+
+def _is_pythons(name: str) -> bool:
+    """Whether Python calls a method of this name by itself."""
+    return name[:2] == "__" and name[-2:] == "__"
 
 
 def _is_container(class_: type, name: str, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import types
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from pygraph.callables.host.walk import (
 _LEFT_ALONE = ("torch._ops.", "pygraph.")
 # Of these, what a program has given them is visited.
 _OF_PYTHONS_THREADS = ("logging.", "threading.", "multiprocessing.", "concurrent.")
+_VISITED = (torch.nn.Module, logging.LoggerAdapter)  # like other objects, wherever they are from
 _LOCK = type(threading.Lock())
 # Of all optimizers (register_optimizer_step_pre_hook).
 _HOOKS_OF_OPTIMIZERS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
@@ -73,7 +75,9 @@ def visit_instance(walk: Walk, value: Any, path: str, is_opaque: bool) -> None:
         _visit_graphed(walk, value, path)
     if is_of(value, torch.jit.ScriptModule):
         _visit_script(walk, value, path)
-    if _is_left_alone(type_) and not is_of(value, torch.nn.Module):
+    if _is_left_alone(type_) and not is_of(value, _VISITED):
+        if is_of(value, logging.Logger):
+            walk.loggers.append(value)
         flag = flag_of(value)
         if flag is not None:
             walk.add_probe(path, flag)

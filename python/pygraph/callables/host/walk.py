@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,7 @@ class Reachable:
         self.cells: list[Any] = []  # of closures
         self.members: list[tuple[Any, types.MemberDescriptorType]] = []  # of objects
         self.functions: list[types.FunctionType] = []
+        self.running: list[types.FunctionType] = []  # those of them that a call may run
         self.builtins: set[str] = set()  # names of functions written in C
         self.instances: list[Any] = []
         self.classes: list[type] = []
@@ -86,13 +88,49 @@ class Walk:
         self.pending: collections.deque[tuple[Any, str]] = collections.deque()
         # Locks with their paths; whether the program's code asks if one is taken, or for annotations.
         self.locks: list[tuple[str, Any]] = []
-        self.asks_locks = self.asks_annotations = False
+        self.asks_locks = self.asks_annotations = self.asks_loggers = False
+        self.loggers: list[logging.Logger] = []
         self._numbers: dict[int, int] = {}  # of objects, in the order in which they are met
         self._met: list[Any] = []  # holds them, so that identities stay theirs
         self._modules: dict[int, types.ModuleType] = {}  # by identity
+        self.may_run = True  # whether a call may run what is visited now
+        self._named: set[str] = set()  # what the code that a call may run names
+        self._names_all = False  # it may compute names
+        self._methods: dict[str, list[tuple[Any, str]]] = {}  # that it does not name, by name
 
     def visit_later(self, value: Any, path: str) -> None:
         self.pending.append((value, path))
+
+    def visit_if_named(self, name: str, method: Any, path: str) -> None:
+        """A method of one of the program's classes: once code that a call may run names it, or else at
+        the end (``visit_unnamed``)."""
+        if not self.may_run or self._names_all or name in self._named:
+            self.visit_later(method, path)
+        else:
+            self._methods.setdefault(name, []).append((method, path))
+
+    def note_names(self, names: frozenset[str]) -> None:
+        """What code names that a call may run."""
+        if not self.may_run:
+            return
+        for name in names - self._named if self._methods else ():
+            self.pending.extend(self._methods.pop(name, ()))
+        self._named |= names
+
+    def note_all_names(self) -> None:
+        """Such code may compute names."""
+        self._names_all = True
+        self._visit_methods()
+
+    def visit_unnamed(self) -> None:
+        """From here on, all that is visited is what no call runs."""
+        self.may_run = False
+        self._visit_methods()
+
+    def _visit_methods(self) -> None:
+        for methods in self._methods.values():
+            self.pending.extend(methods)
+        self._methods.clear()
 
     def is_new(self, value: Any) -> bool:
         """Whether it is met for the first time."""
