@@ -20,11 +20,15 @@ class WithoutPythonLock {
   // PyGILState_Check() always says yes once the process has made a second interpreter.
   static bool is_held() {
 #if PY_VERSION_HEX >= 0x030D0000
-    PyThreadState* running = PyThreadState_GetUnchecked();
+    return PyThreadState_GetUnchecked() != nullptr;  // the thread's
+#elif PY_VERSION_HEX >= 0x030C0000
+    return _PyThreadState_UncheckedGet() != nullptr;
 #else
+    // The state of the thread that runs Python; the other one is this thread's, of the main
+    // interpreter. (In others, the lock is kept.)
     PyThreadState* running = _PyThreadState_UncheckedGet();
-#endif
     return running != nullptr && running == PyGILState_GetThisThreadState();
+#endif
   }
 
   PyThreadState* state_;

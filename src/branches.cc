@@ -14,31 +14,33 @@ struct Access {
   bool writes;
 };
 
-// What each node with known accesses does to which symbol; one number for all inputs if any is
-// written, and the number after the last symbol's for all memory that is no symbol. (Random states
-// are only read.)
+// What each node with known accesses does to which symbol. Two numbers after those of the symbols
+// stand for other memory: one for all inputs, and arguments that no symbol stands for, if any of
+// them is written; and one for what libraries keep. (Random states are only read.)
 std::vector<std::vector<Access>> find_accesses(const LinkedGraph& linked, size_t count) {
   std::vector<std::vector<Access>> accesses(count);
-  uint32_t any_input = kNone;
+  const auto inputs = static_cast<uint32_t>(linked.symbols.size());
+  const uint32_t of_libraries = inputs + 1;
+  const auto is_input = [&](uint32_t symbol) {
+    return symbol < inputs && linked.symbols[symbol].kind == SymbolKind::kInput;
+  };
   bool writes_inputs = false;
   for (const Relocation& relocation : linked.relocations) {
     const Node& node = linked.recording.nodes[relocation.node];
     if (!node.has_known_accesses || !node.may_access(relocation.offset)) continue;
     const bool writes = std::ranges::find(node.writes, relocation.offset) != node.writes.end();
     accesses[node.position].push_back({relocation.symbol, writes});
-    if (linked.symbols[relocation.symbol].kind != SymbolKind::kInput) continue;
-    any_input = relocation.symbol;
-    writes_inputs = writes_inputs || writes;
+    writes_inputs = writes_inputs || (writes && is_input(relocation.symbol));
   }
-  const auto other_memory = static_cast<uint32_t>(linked.symbols.size());
   for (const OtherMemoryUse& use : linked.uses_of_other_memory) {
-    accesses[linked.recording.nodes[use.node].position].push_back({other_memory, use.writes});
+    const uint32_t symbol = use.is_argument ? inputs : of_libraries;
+    accesses[linked.recording.nodes[use.node].position].push_back({symbol, use.writes});
+    writes_inputs = writes_inputs || (use.writes && use.is_argument);
   }
   if (!writes_inputs) return accesses;
   for (std::vector<Access>& of_node : accesses) {
     for (Access& access : of_node) {
-      if (access.symbol == other_memory) continue;
-      if (linked.symbols[access.symbol].kind == SymbolKind::kInput) access.symbol = any_input;
+      if (is_input(access.symbol)) access.symbol = inputs;
     }
   }
   return accesses;
@@ -51,8 +53,8 @@ class BranchScheduler {
       : linked_(linked),
         nodes_(std::move(nodes)),
         accesses_(find_accesses(linked, nodes_.size())),
-        writers_(linked.symbols.size() + 1, kNone),
-        readers_(linked.symbols.size() + 1),
+        writers_(linked.symbols.size() + 2, kNone),
+        readers_(linked.symbols.size() + 2),
         tails_(lanes, kNone) {}
 
   Branches find() {

@@ -12,8 +12,9 @@
 //   * Two nodes conflict if they use one symbol and at least one of them writes to it. Different
 //     inputs are different symbols but may overlap in memory, so if any input is written, all
 //     inputs count as one. Other symbols never overlap, because memory is planned later, for the
-//     order that is found here. All memory that no symbol stands for counts as one more symbol:
-//     what a library keeps for itself may be shared by all its kernels.
+//     order that is found here. Memory that no symbol stands for and that a node is given counts as
+//     an input; all that libraries keep for themselves counts as one more symbol, as their kernels
+//     may share it.
 //   * The nodes of one operator stay in order: a library may pass data between them.
 //   * A node without known accesses, such as a library's kernel that may find its addresses in
 //     device memory, waits for all nodes before it, and all nodes after it wait for it.

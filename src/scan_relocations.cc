@@ -290,7 +290,7 @@ class Scan {
     const Node& node = node_b();
     if (!node.has_known_accesses) return;
     const bool reads = std::ranges::find(node.reads, offset) != node.reads.end();
-    linked_.uses_of_other_memory.push_back({index_, !reads});
+    linked_.uses_of_other_memory.push_back({index_, node.may_access(offset), !reads});
   }
 
   void add_foreign(ForeignMemory memory) {

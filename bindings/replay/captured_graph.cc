@@ -64,7 +64,11 @@ std::vector<std::unique_ptr<CapturedGraph::Replica>> CapturedGraph::first_replic
 
 CapturedGraph::~CapturedGraph() {
   if (!process_.is_here()) {
-    for (auto& replica : replicas_) static_cast<void>(replica.release());  // the parent's
+    // The parent's: not even tensors can be freed, as another thread of the parent may have had the
+    // allocator's lock, or the driver's.
+    for (auto& replica : replicas_) static_cast<void>(replica.release());
+    static_cast<void>(new std::vector<at::Tensor>(std::move(held_)));
+    static_cast<void>(new StreamSlots(std::move(slots_)));
     return;
   }
   const WithoutPythonLock unlocked;  // the driver may wait for the device
@@ -108,12 +112,20 @@ CallStream CapturedGraph::call_stream() const {
 
 // A copy of the first one, which no stream has used.
 std::unique_ptr<CapturedGraph::Replica> CapturedGraph::new_replica() const {
+  const std::shared_lock<std::shared_mutex> plans = check_fft_plans();
   auto replica = std::make_unique<Replica>();
   replica->executable = executable().copy();
   return replica;
 }
 
+// Before the driver is given kernels that may be gone. Not to be held while memory is allocated:
+// the allocator may run code that drops plans.
+std::shared_lock<std::shared_mutex> CapturedGraph::check_fft_plans() const {
+  return fft_plans_ ? fft_plans_->check() : std::shared_lock<std::shared_mutex>();
+}
+
 CapturedGraph::Replica& CapturedGraph::replica_for(CallStream stream, size_t& slot) {
+  if (has_failed_) throw StreamNotReady("the graph has failed");
   const auto choice = slots_.choose(stream);
   if (!choice) {
     ++calls_elsewhere;
@@ -129,6 +141,9 @@ CapturedGraph::Replica& CapturedGraph::replica_for(CallStream stream, size_t& sl
       if (error.sticky()) throw;
       ++calls_elsewhere;
       throw StreamNotReady(error.what());
+    } catch (...) {
+      slots_.drop_last();
+      throw;
     }
   }
   Replica& replica = *replicas_[slot];
@@ -145,6 +160,7 @@ CapturedGraph::Replica& CapturedGraph::replica_for(CallStream stream, size_t& sl
 }
 
 void CapturedGraph::release_workspace() noexcept {
+  if (is_entered()) return;
   const WithoutPythonLock unlocked;
   const Entered entered(*this);
   for (const auto& replica : replicas_) replica->release();
@@ -174,8 +190,13 @@ void CapturedGraph::note_no_room() {
 
 void CapturedGraph::fail(std::string reason) {
   failure = std::move(reason);
-  release_workspace();
   held_blocks_.end();
+  {
+    const WithoutPythonLock unlocked;
+    const Entered entered(*this);
+    has_failed_ = true;  // for launches of other threads, which wait for the lock
+  }
+  release_workspace();
 }
 
 bool CapturedGraph::is_out_of_use() {
@@ -239,9 +260,6 @@ void CapturedGraph::join_saved(PyObject* outputs) const {
 
 void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosition>& positions) {
   const CUstream stream = launch.stream.handle;
-  // Before the driver is given kernels that may be gone.
-  std::shared_lock<std::shared_mutex> plans;
-  if (fft_plans_) plans = fft_plans_->check();
   const Entered entered(*this);
   if (!launch.holds_blocks) release_blocks();
   size_t slot = 0;
@@ -251,6 +269,7 @@ void CapturedGraph::bind_and_launch(Launch& launch, const std::vector<PhiloxPosi
   const auto [workspace, lock] = replica.workspace->acquire(needed);
   const auto random_memory = reinterpret_cast<uint64_t>(replica.random_memory.get());
   plan_.place_internal_memory(launch, workspace, random_memory);
+  const std::shared_lock<std::shared_mutex> plans = check_fft_plans();
   ExecutableGraph& executable = *replica.executable;
   if (executable.was_launched() && needs_new_executable()) executable.drop();
   ReplayClocks::end(ReplayPart::kPlace);

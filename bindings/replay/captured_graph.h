@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -62,7 +63,8 @@ class CapturedGraph {
   // Lays out what an uncaptured call has saved as a replay does (tensors/saved_blocks.h).
   void join_saved(PyObject* outputs) const;
 
-  // Releases its share of the streams' workspaces; the next replay takes it again.
+  // Releases its share of the streams' workspaces; the next replay takes it again. Does nothing in
+  // a callback of PyTorch's allocator that runs in a launch (is_entered).
   void release_workspace() noexcept;
   // Takes the graph out of use for good: it keeps no memory for launches.
   void fail(std::string reason);
@@ -155,6 +157,7 @@ class CapturedGraph {
   static std::vector<std::unique_ptr<Replica>> first_replica(const Driver& driver, Graph graph,
                                                              LinkedGraph linked);
   std::unique_ptr<Replica> new_replica() const;
+  std::shared_lock<std::shared_mutex> check_fft_plans() const;
   // What a launch needs of the workspace.
   Workspace::Share share_of(const Launch& launch) const;
   // What launches have needed for blocks that are not held any more; hold the lock.
@@ -179,7 +182,8 @@ class CapturedGraph {
   HeldBlocks held_blocks_;
   const OwnProcess process_;
 
-  std::mutex mutex_;  // from the choice of a replica to its launch; see Entered
+  std::mutex mutex_;         // from the choice of a replica to its launch; see Entered
+  bool has_failed_ = false;  // for good
   StreamSlots slots_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // by slot; the first one is always there
   const MemoryPlan plan_;

@@ -58,6 +58,7 @@ void HeldBlocks::drop_all(c10::Device device) {
 }
 
 void HeldBlocks::begin(CallStream stream, uint64_t bytes, uint64_t most, uint64_t most_reserved) {
+  end();  // of an earlier selection
   const std::lock_guard lock(holders().mutex);
   std::map<CUstream, uint64_t> by_stream{{stream.handle, bytes}};  // the graphs of one share
   for (const HeldBlocks* holder : holders().all) {

@@ -145,6 +145,7 @@ void Workspace::grow(uint64_t bytes) {
   } catch (...) {
     try {
       if (before > 0 && !has_blocks()) put(allocate(before));
+      free_unneeded();
     } catch (const c10::OutOfMemoryError&) {
       // The next launch that needs it tries again.
     }
@@ -152,7 +153,7 @@ void Workspace::grow(uint64_t bytes) {
   }
 }
 
-// Unless another thread has put as much there. Frees what is not needed then.
+// Unless another thread has put as much there. Frees the smaller one.
 void Workspace::put(Memory memory) {
   {
     const std::lock_guard lock(mutex_);
@@ -192,6 +193,14 @@ void Workspace::defragment() {
   std::optional<Memory> placed = place(bytes);
   if (!placed) throw_no_place();
   put(std::move(*placed));
+  free_unneeded();
+}
+
+// Graphs may have ended while the memory was replaced without the lock.
+void Workspace::free_unneeded() {
+  Memory unneeded;  // freed without the lock
+  const std::lock_guard lock(mutex_);
+  unneeded = take_unneeded();
 }
 
 // Allocates where it blocks no other memory, if there is such a place. Blocks, which may be much

@@ -73,6 +73,7 @@ class Workspace {
   };
   void grow(uint64_t bytes);
   void put(Memory memory);
+  void free_unneeded();
   Memory take_unneeded() noexcept;
   bool has_blocks();
   Memory allocate(uint64_t bytes) const;

@@ -90,10 +90,11 @@ struct OutputPlacement {
 };
 
 // A node with known accesses has an address of memory that no symbol stands for: memory that the
-// graph holds, or foreign memory. It counts as written unless the node only reads it.
+// graph holds, or foreign memory. `is_argument`: it is one of those that the node is known to use.
 struct OtherMemoryUse {
   uint32_t node = 0;
-  bool writes = false;
+  bool is_argument = false;
+  bool writes = false;  // or may write
 };
 
 struct LinkedGraph {

@@ -82,12 +82,22 @@ TEST(Branches, InputsMayLieInTheSameMemory) {
   EXPECT_TRUE(branches_of(linked));
 }
 
-TEST(Branches, MemoryThatNoSymbolStandsForOrdersThoseThatMayWriteToIt) {
+TEST(Branches, WhatLibrariesKeepOrdersTheirKernels) {
   LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}});
-  linked.uses_of_other_memory = {{0, false}, {1, false}};
-  EXPECT_EQ(branches_of(linked)->edges.size(), 0);
-  linked.uses_of_other_memory = {{0, true}, {1, true}, {3, false}};
+  const auto use = [](uint32_t node) { return OtherMemoryUse{node, false, true}; };
+  linked.uses_of_other_memory = {use(0), use(1), use(3)};
   EXPECT_EQ(edges_of(*branches_of(linked)), (Edges{{0, 1}, {1, 3}}));
+}
+
+TEST(Branches, ArgumentsThatNoSymbolStandsForMayBeInputs) {
+  LinkedGraph linked = chain_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}});
+  linked.uses_of_other_memory = {{0, true, false}, {1, true, false}};
+  EXPECT_EQ(branches_of(linked)->edges.size(), 0);  // nobody writes
+  linked.uses_of_other_memory = {{0, true, false}, {2, true, true}};
+  EXPECT_EQ(edges_of(*branches_of(linked)), (Edges{{0, 2}, {1, 2}, {2, 3}}));
+  linked = chain_of({{1}, {0}, {2, 1}});  // node 1 writes the input
+  linked.uses_of_other_memory = {{0, true, false}};
+  EXPECT_EQ(edges_of(*branches_of(linked)), (Edges{{0, 1}, {0, 2}}));
 }
 
 TEST(Branches, NodesOfOneOperatorStayInOrder) {

@@ -48,6 +48,13 @@ say("done")
 """
 
 
+_WITH_A_TRANSFORM = """
+plain = step
+def step(x):
+    return plain(x) + torch.fft.rfft(x[: 1 << 18]).abs().sum()
+"""
+
+
 @pytest.mark.parametrize("action", ["gc.collect()", "pygraph.reset()"])
 def test_an_observer_of_memory_that_ends_graphs(action: str) -> None:
     """PyTorch calls it, in Python, while the launch has the graph's and the workspace's locks. Another
@@ -57,6 +64,14 @@ def test_an_observer_of_memory_that_ends_graphs(action: str) -> None:
             is_garbage=action == "gc.collect()", action=action, check=""
         )
     )
+
+
+def test_an_observer_of_memory_that_drops_plans_of_fourier_transforms() -> None:
+    """To make room. The launch of a graph with such plans keeps others from dropping them."""
+    program = _OUT_OF_MEMORY_IN_A_WORKSPACE.format(
+        is_garbage=False, action="torch.backends.cuda.cufft_plan_cache.clear()", check=""
+    )
+    run_program(_WITH_A_TRANSFORM + program)
 
 
 def test_an_observer_of_memory_that_calls_the_function() -> None:

@@ -62,6 +62,13 @@ TEST_F(HeldBlocksTest, StreamsTogetherHoldSoMuchAtMost) {
   EXPECT_TRUE(first.are_held());
 }
 
+TEST_F(HeldBlocksTest, ASelectionThatIsNotAllowedEndsTheOneBefore) {
+  HeldBlocks blocks(kDevice);
+  blocks.begin(kStream, 100, 150, 1000);
+  blocks.begin(kStream, 200, 150, 1000);
+  EXPECT_FALSE(blocks.are_held());
+}
+
 TEST_F(HeldBlocksTest, ALaunchOnAnotherStreamEndsIt) {
   HeldBlocks blocks(kDevice), other(kDevice);
   blocks.begin(kStream, 100, 150, 1000);

@@ -3,6 +3,7 @@
 #include "replay/workspace.h"
 
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "test_allocator.h"
@@ -113,11 +114,13 @@ TEST_F(WorkspaceTest, BlocksDoNotStayInTheSegmentOfOthers) {
   EXPECT_THROW(acquire(*workspace, 304), c10::OutOfMemoryError);
   EXPECT_EQ(live_mib(), 0);
   Workspace::free_blocks(0);
+  const Workspace::Share without = reserved(*workspace, 200);
   acquire(*workspace, 200);  // without blocks, it may
   EXPECT_EQ(live_mib(), 200);
   workspace->defragment();
   EXPECT_EQ(live_mib(), 200);
   workspace->release(share);
+  workspace->release(without);
 }
 
 TEST_F(WorkspaceTest, AGraphMayEndWhileMemoryIsAllocatedOrFreed) {
@@ -136,6 +139,33 @@ TEST_F(WorkspaceTest, AGraphMayEndWhileMemoryIsAllocatedOrFreed) {
   Workspace::free_blocks(0);
   EXPECT_TRUE(ending.empty());
   workspace->release(share);
+}
+
+TEST_F(WorkspaceTest, WhatEndsWhileItMovesIsFreed) {
+  const Workspace::Share small = reserved(*workspace, 4);
+  for (const bool all_end : {false, true}) {
+    Workspace::Share large = reserved(*workspace, 400);
+    allocator.sharing = 1;
+    acquire(*workspace, 400);
+    if (all_end) workspace->release(small);
+    allocator.on_free = [&] { workspace->release(std::exchange(large, {})); };
+    workspace->defragment();
+    allocator.on_free = nullptr;
+    EXPECT_EQ(live_mib(), 0);
+  }
+}
+
+TEST_F(WorkspaceTest, GrowthThatFailsKeepsNothingThatHasEnded) {
+  const Workspace::Share share = reserved(*workspace, 200);
+  Workspace::Share ends = reserved(*workspace, 50);
+  acquire(*workspace, 50);
+  allocator.limit = 100 * kMiB;
+  allocator.on_allocate = [&] { workspace->release(std::exchange(ends, {})); };
+  EXPECT_THROW(acquire(*workspace, 200), c10::OutOfMemoryError);
+  EXPECT_LE(live_mib(), 50);
+  allocator.on_allocate = nullptr;
+  workspace->release(share);
+  EXPECT_EQ(live_mib(), 0);
 }
 
 TEST_F(WorkspaceTest, BlocksMayBeDroppedWhileItGrows) {
