@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "replay/profiles.h"
@@ -18,6 +19,16 @@ namespace {
 
 // Streams that a graph replays on at a time. Each costs an executable: some 10 KB per node.
 constexpr size_t kMostStreams = 8;
+
+// Keeps what a value has from being destroyed.
+template <typename Value>
+void leak(Value& value) noexcept {
+  try {
+    static_cast<void>(new Value(std::move(value)));
+  } catch (const std::bad_alloc&) {
+    // Then it is destroyed.
+  }
+}
 
 thread_local int t_entered = 0;  // graphs whose lock this thread has
 
@@ -67,8 +78,8 @@ CapturedGraph::~CapturedGraph() {
     // The parent's: not even tensors can be freed, as another thread of the parent may have had the
     // allocator's lock, or the driver's.
     for (auto& replica : replicas_) static_cast<void>(replica.release());
-    static_cast<void>(new std::vector<at::Tensor>(std::move(held_)));
-    static_cast<void>(new StreamSlots(std::move(slots_)));
+    leak(held_);
+    leak(slots_);
     return;
   }
   const WithoutPythonLock unlocked;  // the driver may wait for the device
