@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 import pygraph
 
@@ -24,7 +25,7 @@ class _Messages(logging.Handler):
 
 
 def _assert_messages(partitions: Any, step: Any, logger: logging.Logger) -> None:
-    handler = _Messages()
+    handler, level = _Messages(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
     graphed = pygraph.graph(step)
@@ -37,8 +38,35 @@ def _assert_messages(partitions: Any, step: Any, logger: logging.Logger) -> None
             graphed(X)
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
-    assert len(handler.found) == 5
+        logger.setLevel(level)
+    assert handler.found.count("a step") == 5
+
+
+def test_the_level_of_a_logger_that_is_looked_up(partitions: Any) -> None:
+    logger = logging.getLogger("pygraph_tests.level")
+    logger.setLevel(logging.WARNING)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        is_on = logging.getLogger("pygraph_tests.level").isEnabledFor(logging.DEBUG)
+        return x * (3.0 if is_on else 2.0)
+
+    assert_replays_follow(partitions, function, lambda: logger.setLevel(logging.DEBUG))
+
+
+def test_messages_of_a_logger_by_its_name(partitions: Any) -> None:
+    def step(x: Any) -> Any:
+        logging.getLogger("pygraph_tests.messages").info("a step")
+        return x * 2
+
+    _assert_messages(partitions, step, logging.getLogger("pygraph_tests.messages"))
+
+
+def test_messages_of_the_root(partitions: Any) -> None:
+    def step(x: Any) -> Any:
+        logging.info("a step")
+        return x * 2
+
+    _assert_messages(partitions, step, logging.root)
 
 
 def test_messages_of_a_logger_adapter(partitions: Any) -> None:

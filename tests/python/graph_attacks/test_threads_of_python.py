@@ -1,4 +1,4 @@
-"""Objects of Python's threads, loggers and warnings, and what tells of the calling thread."""
+"""Objects of Python's threads and warnings, and what tells of the calling thread."""
 
 from __future__ import annotations
 
@@ -112,52 +112,6 @@ def test_an_exception_is_handled(partitions: Any) -> None:
         assert torch.equal(graphed(X), X * 3)
     made = replays(partitions)
     assert torch.equal(graphed(X), X * 2) and replays(partitions) == made + 1
-
-
-def test_the_level_of_a_logger_that_is_looked_up(partitions: Any) -> None:
-    logger = logging.getLogger("pygraph_tests.level")
-    logger.setLevel(logging.WARNING)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        is_on = logging.getLogger("pygraph_tests.level").isEnabledFor(logging.DEBUG)
-        return x * (3.0 if is_on else 2.0)
-
-    assert_replays_follow(partitions, function, lambda: logger.setLevel(logging.DEBUG))
-
-
-@pytest.mark.parametrize("name", ["pygraph_tests.messages", ""])
-def test_messages_of_a_logger_that_is_turned_on(
-    partitions: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    messages: list[logging.LogRecord] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record)
-
-    logger, handler = logging.getLogger(name or None), Handler()
-    monkeypatch.setattr(logger, "level", logging.WARNING)
-
-    def by_name(x: torch.Tensor) -> torch.Tensor:
-        logging.getLogger("pygraph_tests.messages").info("a step")
-        return x * 2
-
-    def of_the_root(x: torch.Tensor) -> torch.Tensor:
-        logging.info("a step")
-        return x * 2
-
-    graphed = pygraph.graph(by_name if name else of_the_root)
-    logger.addHandler(handler)
-    try:
-        for _ in range(12):
-            graphed(X)
-        assert replays(partitions) > 0
-        logger.setLevel(logging.INFO)
-        for _ in range(5):
-            graphed(X)
-    finally:
-        logger.removeHandler(handler)
-    assert len([of for of in messages if of.msg == "a step"]) == 5
 
 
 def test_warnings_that_are_recorded(partitions: Any) -> None:
