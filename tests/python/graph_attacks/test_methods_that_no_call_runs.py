@@ -108,11 +108,17 @@ def _calls_it_by_a_text(trainer: Any, x: Any) -> Any:
     return operator.methodcaller("report")(trainer) * 0 + _whole_step(trainer, x)
 
 
-@pytest.mark.parametrize("step", [_names_it, _computes_its_name, _calls_it_by_a_text])
+def _looks_it_up_by_a_path(trainer: Any, x: Any) -> Any:
+    return operator.attrgetter("own.report")(trainer)() * 0 + _whole_step(trainer, x)
+
+
+@pytest.mark.parametrize(
+    "step", [_names_it, _computes_its_name, _calls_it_by_a_text, _looks_it_up_by_a_path]
+)
 def test_a_method_that_a_call_may_run_is_judged(partitions: Any, step: Any) -> None:
     class Trainer:
         def __init__(self) -> None:
-            self.suffix = "port"
+            self.suffix, self.own = "port", self
             _model_of(self)
 
         def report(self) -> int:

@@ -26,7 +26,8 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 
 def _texts_in(constants: tuple[Any, ...]) -> set[str]:
-    found = {text for text in constants if type(text) is str and text.isidentifier()}
+    parts = (part for text in constants if type(text) is str for part in text.split("."))
+    found = {part for part in parts if part.isidentifier()}  # attrgetter("model.training")
     nested = (of for of in constants if type(of) in (tuple, frozenset))
     return found.union(*(_texts_in(tuple(of)) for of in nested))
 
